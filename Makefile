@@ -1,0 +1,50 @@
+# On a machine with Python 3.11+, make and a C++ compiler, every target below sets up what it needs in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/kvarn/native/*)
+STAMP := $(VENV)/.installed
+SEED ?= 1
+OPS ?= 1000000
+
+.PHONY: run test check format bench fuzz clean
+.DELETE_ON_ERROR:
+
+run: $(STAMP)
+	@$(BIN)/kvarn strategies
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@if [ -x $(BIN)/clang-format ]; then $(BIN)/clang-format --dry-run -Werror src/kvarn/native/*.[ch]pp && echo "clang-format: clean"; \
+	else echo "clang-format: not found, skipped"; fi
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i src/kvarn/native/*.[ch]pp
+
+bench: $(STAMP)
+	@$(BIN)/python bench/bookkeeping.py
+	@$(BIN)/python bench/waste.py
+
+fuzz: $(STAMP)
+	@$(BIN)/python tests/fuzz.py --seed $(SEED) --ops $(OPS)
+
+$(STAMP): $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit("kvarn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11.") if sys.version_info < (3, 11) else None'
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+	  echo "kvarn needs a C++20 compiler and found none (looked for \$$CXX, c++, g++, clang++)."; \
+	  echo "Install one (Debian/Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install) and run make again."; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "building kvarn and installing its development tools into $(VENV)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,308 @@
+"""KVCache: the four axes put together. Storage for every layer, one placement and one table per group of layers.
+
+All groups move or none does. The engine's step:
+
+    reserve each sequence -> prepare -> for each layer: write, attend -> commit each sequence
+
+Threads: open, adopt, reserve, commit, rewind, fork, free, usage and check are atomic and may be called from any
+thread; prepare, write and attend belong to the one thread that runs the step.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn.backends.base import Backend
+from kvarn.cache.codec import Floats
+from kvarn.cache.counters import Counters
+from kvarn.cache.layout import Strides
+from kvarn.cache.placement import Adoption, Placement, Reason, Residency, Stop
+from kvarn.cache.placements import PLACEMENTS
+from kvarn.cache.plan import CacheConfig, Group, Plan, plan
+from kvarn.cache.view import Store, Table
+from kvarn.errors import (
+    BadArray,
+    BadStep,
+    BrokenInvariant,
+    OutOfSequences,
+    SequenceExists,
+    UnknownLayer,
+    UnknownSequence,
+)
+
+
+class Step(NamedTuple):
+    """What `prepare` made ready. Rows of q, k and v follow `seqs`, each sequence's new tokens in order."""
+
+    seqs: tuple[int, ...]
+    positions: NDArray[np.int32]  # [T]
+
+
+class _Entry:
+    """One open sequence: its table row and its residency in each group."""
+
+    __slots__ = ("prepared", "residencies", "row")
+
+    def __init__(self, row: int, residencies: tuple[Residency, ...]) -> None:
+        self.row = row
+        self.residencies = residencies
+        self.prepared = 0  # tokens that a prepared step covers: what may be committed
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A snapshot. Blocks are summed over groups; prefix figures count tokens, misses count prompts."""
+
+    sequences: int
+    tokens: int
+    nbytes: int
+    blocks: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_evicted: int
+    prefix_queries: int
+    prefix_hits: int
+    prefix_misses: dict[Reason, int]
+
+
+class KVCache:
+    def __init__(self, config: CacheConfig, backend: Backend) -> None:
+        self.plan: Plan = plan(config, backend.default_layout)
+        self.backend = backend
+        self.counters = Counters()
+        self.arena = backend.allocate(self.plan.nbytes)
+        self.placements: list[Placement[Any]] = []
+        self.tables: list[Table] = []
+        self._group_of: dict[int, int] = {}
+        for index, group in enumerate(self.plan.groups):
+            self.placements.append(PLACEMENTS[self.plan.strategy.placement](group.geometry))
+            self.tables.append(Table(config.max_seqs, group.blocks_per_sequence, group.geometry.block_size))
+            self._group_of.update(dict.fromkeys(group.layers, index))
+        self.stores = [self._store(layer) for layer in range(len(self._group_of))]
+        self._lock = RLock()
+        self._entries: dict[int, _Entry] = {}
+        self._free_rows = list(reversed(range(config.max_seqs)))
+        self._new_tokens = 0  # rows of q, k and v in the prepared step
+        self._queries = self._hits = 0
+        self._misses: Counter[Reason] = Counter()
+
+    # -- sequences -----------------------------------------------------------------------------------------------
+
+    def open(self, seq: int, salt: bytes = b"") -> None:
+        """Only sequences of equal salt share prefixes."""
+        with self._lock:
+            self._check_openable(seq)
+            self._entries[seq] = _Entry(self._free_rows.pop(), tuple(p.open(seq, salt) for p in self.placements))
+
+    def adopt(self, seq: int, tokens: Sequence[int]) -> Adoption:
+        """Reuse what every group still has of this prompt; at least its last token is left to compute."""
+        with self._lock:
+            self._entry(seq)
+            limit = max(len(tokens) - 1, 0)
+            stop, settled = Stop(Reason.END, limit), False
+            while not settled:  # a windowed group can have a hole that a shorter reuse of the others must respect
+                settled = True
+                for placement in self.placements:
+                    found = placement.match(seq, tokens, limit)
+                    if found.reused < limit:
+                        limit, stop, settled = found.reused, found.stop, False
+            for placement in self.placements:
+                placement.adopt(seq, tokens, limit)
+            self._queries += len(tokens)
+            self._hits += limit
+            if stop.reason is not Reason.END:
+                self._misses[stop.reason] += 1
+            return Adoption(limit, stop)
+
+    def reserve(self, seq: int, length: int) -> bool:
+        """Room for `length` tokens in every group, or False and nothing changed. Raises if it can never fit."""
+        with self._lock:
+            if len(self.placements) > 1 and any(p.shortfall(seq, length) for p in self.placements):
+                return False
+            return all(p.reserve(seq, length) for p in self.placements)
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        with self._lock:
+            entry = self._entry(seq)
+            if entry.residencies[0].length + len(tokens) > entry.prepared:
+                raise BadStep(f"sequence {seq}: commit follows the prepared step that wrote these {len(tokens)} tokens")
+            for placement in self.placements:
+                placement.commit(seq, tokens)
+            self._new_tokens = 0
+
+    def rewind(self, seq: int, length: int) -> int:
+        """Return to the longest length <= `length` that every group still has intact, and say which that is."""
+        with self._lock:
+            wanted = length
+            while (intact := min(p.intact(seq, wanted) for p in self.placements)) < wanted:
+                wanted = intact
+            for placement in self.placements:
+                placement.rewind(seq, wanted)
+            self._entry(seq).prepared = 0
+            return wanted
+
+    def fork(self, parent: int, child: int) -> bool:
+        """`child` continues from the parent's committed tokens. False, and nothing changed, when there is no room."""
+        with self._lock:
+            self._entry(parent)
+            self._check_openable(child)
+            if not all(p.can_fork(parent) for p in self.placements):
+                return False
+            for placement in self.placements:
+                placement.fork(parent, child)
+            residencies = tuple(p.residency(child) for p in self.placements)
+            self._entries[child] = _Entry(self._free_rows.pop(), residencies)
+            return True
+
+    def free(self, seq: int) -> int:
+        """Blocks given back; 0 for a sequence that is not open, so that freeing twice is safe."""
+        with self._lock:
+            entry = self._entries.pop(seq, None)
+            if entry is None:
+                return 0
+            for table in self.tables:
+                table.clear(entry.row)
+            self._free_rows.append(entry.row)
+            return sum(p.free(seq) for p in self.placements)
+
+    def length(self, seq: int) -> int:
+        """Tokens committed."""
+        return self._entry(seq).residencies[0].length
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def prepare(self, seqs: Sequence[int]) -> Step:
+        """Run pending copies and bring the tables up to date for a step over these reserved sequences."""
+        with self._lock:
+            entries = {seq: self._entry(seq) for seq in seqs}
+            for seq, entry in entries.items():
+                if entry.residencies[0].reserved == entry.residencies[0].length:
+                    raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
+            if not entries:
+                raise BadStep("a step needs at least one sequence")
+            self._run_copies()
+            order = sorted(entries, key=lambda seq: entries[seq].row)
+            rows = [entries[seq].row for seq in order]
+            for index, table in enumerate(self.tables):
+                table.update(rows, [entries[seq].residencies[index] for seq in order])
+            for entry in entries.values():
+                entry.prepared = entry.residencies[0].reserved
+            positions = self.tables[0].positions
+            self._new_tokens = len(positions)
+            return Step(tuple(order), positions)
+
+    def write(self, layer: int, k: Floats, v: Floats) -> None:
+        """This step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells; nothing else is touched."""
+        group = self._check_step(layer)
+        for name, x in (("k", k), ("v", v)):
+            self._check_array(name, x, group.geometry.spec.n_kv_heads, group.geometry.spec.head_dim)
+        self.backend.write(k, v, self.stores[layer], self.tables[self._group_of[layer]])
+
+    def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
+        """Attention of this step's queries, [T, n_heads, dim] f32, over the layer's cells where they lie."""
+        spec = self._check_step(layer).geometry.spec
+        self._check_array("q", q, spec.n_heads, spec.head_dim)
+        scale = spec.head_dim**-0.5 if scale is None else scale
+        return self.backend.attend(q, self.stores[layer], self.tables[self._group_of[layer]], spec, scale)
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        with self._lock:
+            return Usage(
+                sequences=len(self._entries),
+                tokens=sum(entry.residencies[0].length for entry in self._entries.values()),
+                nbytes=self.plan.nbytes,
+                blocks=self.plan.n_blocks,
+                blocks_used=sum(p.n_used for p in self.placements),
+                blocks_cached=sum(p.n_cached for p in self.placements),
+                blocks_evicted=sum(p.n_evicted for p in self.placements),
+                prefix_queries=self._queries,
+                prefix_hits=self._hits,
+                prefix_misses=dict(self._misses),
+            )
+
+    def check(self) -> None:
+        """Raise BrokenInvariant on state that only a bug can produce."""
+        with self._lock:
+            for placement in self.placements:
+                placement.check()
+                if set(placement.sequences) != set(self._entries):
+                    raise BrokenInvariant("a group has other sequences than the cache")
+            rows = [entry.row for entry in self._entries.values()] + self._free_rows
+            if sorted(rows) != list(range(self.plan.max_seqs)):
+                raise BrokenInvariant("table rows in use and free rows are not all rows, each once")
+            for seq, entry in self._entries.items():
+                self._check_entry(seq, entry)
+
+    def _check_entry(self, seq: int, entry: _Entry) -> None:
+        if len({(r.length, r.reserved) for r in entry.residencies}) != 1:
+            raise BrokenInvariant(f"sequence {seq} has different lengths in different groups")
+        for r, table in zip(entry.residencies, self.tables, strict=True):
+            known = min(r.changed, len(r.blocks))
+            if (
+                table.blocks[entry.row, :known].tolist() != r.blocks[:known]
+                or table.first[entry.row, :known].tolist() != r.firsts[:known]
+            ):
+                raise BrokenInvariant(f"sequence {seq}: the table's row is stale")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _entry(self, seq: int) -> _Entry:
+        try:
+            return self._entries[seq]
+        except KeyError:
+            raise UnknownSequence(f"sequence {seq} is not open (never opened, or freed)") from None
+
+    def _check_openable(self, seq: int) -> None:
+        if seq in self._entries:
+            raise SequenceExists(f"sequence {seq} is already open: free it first, or use another id")
+        if not self._free_rows:
+            raise OutOfSequences(f"all {self.plan.max_seqs} sequences are in use: free one, or raise max_seqs")
+
+    def _check_step(self, layer: int) -> Group:
+        if layer not in self._group_of:
+            raise UnknownLayer(f"layer {layer} of a model with layers 0 to {len(self.stores) - 1}")
+        if not self._new_tokens:
+            raise BadStep("no step is prepared: call prepare first")
+        return self.plan.groups[self._group_of[layer]]
+
+    def _check_array(self, name: str, x: Any, heads: int, dim: int) -> None:
+        wanted = (self._new_tokens, heads, dim)
+        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
+            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
+            raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
+
+    def _run_copies(self) -> None:
+        for group, placement in zip(self.plan.groups, self.placements, strict=True):
+            if copies := placement.copies():
+                for layer in group.layers:
+                    self.backend.copy(copies, self.stores[layer])
+
+    def _store(self, layer: int) -> Store:
+        """The layer's part of the arena, as strided views."""
+        group, codec, layout = self.plan.groups[self._group_of[layer]], self.plan.codec, self.plan.layout
+        shape, at = group.shape, self.plan.offsets[layer]
+        axes = (group.geometry.n_blocks, shape.n_panels, shape.heads, shape.panel_size, shape.dim)
+
+        def cells(offset: int, strides: Strides) -> Any:
+            return self.backend.view(self.arena, offset, codec.dtype, axes, strides)
+
+        def scales(offset: int) -> Any:
+            strides = layout.scale_strides(shape)[:-1]
+            return self.backend.view(self.arena, offset, np.dtype(np.float32), axes[:-1], strides)
+
+        return Store(
+            k=cells(at.k, layout.k_strides(shape)),
+            v=cells(at.v, layout.v_strides(shape)),
+            k_scale=scales(at.k_scale) if codec.scaled else None,
+            v_scale=scales(at.v_scale) if codec.scaled else None,
+            codec=codec,
+            counters=self.counters,
+        )

@@ -1,0 +1,25 @@
+"""Head-major: [head][slot][dim]. A head's history inside a block is contiguous, which is how attention reads it."""
+
+from kvarn.cache.layout import BlockShape, Strides
+from kvarn.cache.spec import LayerSpec
+
+
+class HeadMajor:
+    name = "head-major"
+
+    def refusal(self, spec: LayerSpec, block_size: int) -> str | None:
+        return None
+
+    def stored_heads(self, spec: LayerSpec) -> int:
+        return spec.n_kv_heads
+
+    def panel_size(self, block_size: int) -> int:
+        return block_size
+
+    def k_strides(self, shape: BlockShape) -> Strides:
+        return Strides(block=shape.cells, panel=shape.cells, head=shape.block_size * shape.dim, slot=shape.dim, dim=1)
+
+    v_strides = k_strides
+
+    def scale_strides(self, shape: BlockShape) -> Strides:
+        return Strides(block=shape.rows, panel=shape.rows, head=shape.block_size, slot=1, dim=0)

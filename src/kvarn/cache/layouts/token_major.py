@@ -1,0 +1,25 @@
+"""Token-major: [slot][head][dim]. The canonical form: one timestep is one contiguous write."""
+
+from kvarn.cache.layout import BlockShape, Strides
+from kvarn.cache.spec import LayerSpec
+
+
+class TokenMajor:
+    name = "token-major"
+
+    def refusal(self, spec: LayerSpec, block_size: int) -> str | None:
+        return None
+
+    def stored_heads(self, spec: LayerSpec) -> int:
+        return spec.n_kv_heads
+
+    def panel_size(self, block_size: int) -> int:
+        return block_size
+
+    def k_strides(self, shape: BlockShape) -> Strides:
+        return Strides(block=shape.cells, panel=shape.cells, head=shape.dim, slot=shape.heads * shape.dim, dim=1)
+
+    v_strides = k_strides
+
+    def scale_strides(self, shape: BlockShape) -> Strides:
+        return Strides(block=shape.rows, panel=shape.rows, head=1, slot=shape.heads, dim=0)

@@ -1,0 +1,357 @@
+"""The placement axis: which physical block holds logical block j of a sequence.
+
+Contract, for every placement: a verb either happens whole or raises and changes nothing; `reserve` and `fork` answer
+False, and change nothing, when there is no room now; `commit` is the only verb that takes blocks from a live sequence.
+Integers only: no tensor library is imported here, so all of this is tested without a device.
+
+    open -> adopt? -> (reserve -> copies -> [kernels write and read] -> commit)* -> free
+                       rewind and fork between steps
+
+Members live in `placements/`, one file each.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, NamedTuple, TypeVar
+
+from kvarn.cache.spec import LayerSpec, ceil_div
+from kvarn.errors import BadStep, BrokenInvariant, KvarnError, PastCapacity, SequenceExists, UnknownSequence
+
+
+class Reason(StrEnum):
+    """Why reuse ended where it did."""
+
+    END = "nothing left to reuse"  # all but the last token, which must be computed for its logits
+    NOTHING_SHARED = "nothing shared"
+    DIFFERS = "differs"
+    EVICTED = "evicted"
+    SHORT = "shorter than a block"
+    OUT_OF_WINDOW = "out of window"
+    NOT_SHARING = "strategy does not share"
+
+
+class Stop(NamedTuple):
+    reason: Reason
+    at: int  # tokens of the prompt known to be shared with something seen before, reusable or not
+    ours: int | None = None  # DIFFERS: our token at `at`
+    theirs: int | None = None  # DIFFERS: the token the nearest earlier text has there
+
+
+class Adoption(NamedTuple):
+    reused: int
+    stop: Stop
+
+
+class Copy(NamedTuple):
+    """Copy the first `slots` slots of block src to block dst, before the step's writes, in the order given."""
+
+    src: int
+    dst: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    spec: LayerSpec
+    block_size: int
+    n_blocks: int
+    context: int  # longest sequence
+    max_chunk: int  # most tokens of one sequence in one step
+    watermarks: tuple[float, float] | None = None  # evict cached blocks from this share of use down to that one
+
+    def __post_init__(self) -> None:
+        if self.watermarks is not None:
+            high, low = self.watermarks
+            if not 0 <= low <= high <= 1:
+                raise KvarnError(f"watermarks {high} -> {low}: they must fall, within 0 and 1")
+
+    @property
+    def context_blocks(self) -> int:
+        return ceil_div(self.context, self.block_size)
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Leading blocks that never leave. Without a window nothing leaves and the question does not arise."""
+        if self.spec.window is None:
+            return 0
+        return min(ceil_div(self.spec.pinned, self.block_size), self.context_blocks)
+
+    @property
+    def window_blocks(self) -> int:
+        """Blocks that hold a window while the largest chunk is written: that many, whatever the alignment.
+
+        The first query of a chunk sees window - 1 tokens before it and the last token is chunk - 1 after it. Sized to
+        the window alone, a ring overwrites keys that the chunk's first rows still need."""
+        rest = self.context_blocks - self.pinned_blocks
+        if self.spec.window is None:
+            return rest
+        return min(rest, ceil_div(self.spec.window + self.max_chunk - 2, self.block_size) + 1)
+
+
+class Residency:
+    """Where one sequence is: its resident blocks in ascending position, and how far it has come."""
+
+    __slots__ = ("blocks", "changed", "end", "firsts", "length", "reserved", "writable")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []  # physical
+        self.firsts: list[int] = []  # position of each block's slot 0
+        self.end = 0  # logical blocks placed so far: the next one has this index
+        self.length = 0  # tokens committed
+        self.reserved = 0  # tokens after the step under way
+        self.writable = 0  # positions below this can be reserved without a further look
+        self.changed = 0  # entries from here on are new to the table
+
+    def index(self, logical: int) -> int:
+        """Where a block that is at or behind the write position stands in `blocks`."""
+        return len(self.blocks) - (self.end - logical)
+
+    def append(self, block: int, block_size: int) -> None:
+        self.blocks.append(block)
+        self.firsts.append(self.end * block_size)
+        self.end += 1
+
+    def replace(self, entry: int, block: int) -> None:
+        self.blocks[entry] = block
+        self.changed = min(self.changed, entry)
+
+    def remove(self, start: int, stop: int) -> list[int]:
+        """Take entries out of the list; the table is told from where it changed."""
+        taken = self.blocks[start:stop]
+        del self.blocks[start:stop], self.firsts[start:stop]
+        self.changed = min(self.changed, start)
+        return taken
+
+
+R = TypeVar("R", bound=Residency)
+
+
+class Placement(ABC, Generic[R]):
+    shares = False  # whether `adopt` can ever reuse anything
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.spec = geometry.spec
+        self.block_size = geometry.block_size
+        self.max_chunk = geometry.max_chunk
+        self.sequences: dict[int, R] = {}
+        self._copies: list[Copy] = []
+
+    @staticmethod
+    @abstractmethod
+    def blocks_per_sequence(geometry: Geometry) -> int:
+        """Blocks one sequence occupies at most (geometry.n_blocks is not looked at)."""
+
+    @property
+    @abstractmethod
+    def n_used(self) -> int:
+        """Blocks held by live sequences, each counted once."""
+
+    @property
+    def n_cached(self) -> int:
+        """Unreferenced blocks kept because their content may be reused."""
+        return 0
+
+    @property
+    def n_evicted(self) -> int:
+        """Cached blocks given up so far."""
+        return 0
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def open(self, seq: int, salt: bytes = b"") -> R:
+        if seq in self.sequences:
+            raise SequenceExists(f"sequence {seq} is already open: free it first, or use another id")
+        self.sequences[seq] = opened = self._new(salt)
+        return opened
+
+    def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
+        """What `adopt` would answer if it may reuse at most `limit` tokens. Changes nothing."""
+        return Adoption(0, Stop(Reason.NOT_SHARING, 0))
+
+    def adopt(self, seq: int, tokens: Sequence[int], limit: int | None = None) -> Adoption:
+        """Reuse what is cached of `tokens`; at least the last token is left to compute."""
+        r = self.residency(seq)
+        if r.length or r.reserved:
+            raise BadStep(f"sequence {seq} has {r.length} tokens already: adopt comes before the first reserve")
+        limit = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
+        adoption = self.match(seq, tokens, max(limit, 0))
+        if adoption.reused:
+            self._take(r, tokens, adoption.reused)
+            r.length = r.reserved = adoption.reused
+        return adoption
+
+    def shortfall(self, seq: int, length: int) -> int:
+        """Blocks that are missing to reserve `length` tokens now; 0 when it fits. Raises when it never will."""
+        r = self.residency(seq)
+        if self._ready(r, length):
+            return 0
+        self._check_length(seq, r, length)
+        return self._shortfall(r, length)
+
+    def reserve(self, seq: int, length: int) -> bool:
+        """Make room for positions below `length`."""
+        r = self.residency(seq)
+        if not self._ready(r, length):
+            self._check_length(seq, r, length)
+            if self._shortfall(r, length):
+                return False
+            self._extend(r, length)
+        r.reserved = length
+        return True
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """The step is done: these tokens' keys and values are written."""
+        r = self.residency(seq)
+        length = r.length + len(tokens)
+        if length > r.reserved or length == r.length:
+            raise BadStep(
+                f"sequence {seq}: commit of {len(tokens)} tokens after {r.length}, {r.reserved} reserved: "
+                "commit at least one token and no more than were reserved"
+            )
+        r.length = length
+        self._committed(r, tokens)
+
+    def intact(self, seq: int, length: int) -> int:
+        """The longest length <= `length` that the sequence can return to. Changes nothing."""
+        r = self.residency(seq)
+        if not 0 <= length <= r.length:
+            raise BadStep(f"sequence {seq} has {r.length} tokens and cannot rewind to {length}")
+        pinned = self.geometry.pinned_blocks
+        needed = max(self.spec.floor(length) // self.block_size, pinned)
+        if needed >= min(self._lowest(r), ceil_div(length, self.block_size)):
+            return length
+        return min(length, pinned * self.block_size)
+
+    def rewind(self, seq: int, length: int) -> int:
+        """Return to the longest intact length <= `length`, and say which that is."""
+        length = self.intact(seq, length)
+        r = self.sequences[seq]
+        self._rewound(r, length)
+        r.length = r.reserved = length
+        r.writable = 0
+        return length
+
+    def can_fork(self, parent: int) -> bool:
+        self.residency(parent)
+        return True
+
+    def fork(self, parent: int, child: int) -> bool:
+        """`child` continues from the parent's committed tokens; from then on each writes only what is its own."""
+        source = self.residency(parent)
+        if child in self.sequences:
+            raise SequenceExists(f"sequence {child} is already open: free it first, or use another id")
+        if not self.can_fork(parent):
+            return False
+        self.sequences[child] = self._forked(source)
+        return True
+
+    def copies(self) -> list[Copy]:
+        """The pending copies, handed over: the caller runs them before the step's writes."""
+        pending, self._copies = self._copies, []
+        return pending
+
+    def blocks(self, seq: int) -> list[tuple[int, int]]:
+        """[(physical block, position of its slot 0)], ascending."""
+        r = self.residency(seq)
+        return list(zip(r.blocks, r.firsts, strict=True))
+
+    def free(self, seq: int) -> int:
+        """Give back the sequence's blocks; how many it held. Freeing twice is safe and answers 0."""
+        r = self.sequences.pop(seq, None)
+        if r is None:
+            return 0
+        held = len(r.blocks)
+        self._released(r)
+        return held
+
+    def check(self) -> None:
+        """Raise BrokenInvariant on state that only a bug can produce."""
+        for seq, r in self.sequences.items():
+            self._check_sequence(seq, r)
+        self._check_pool()
+
+    # -- for KVCache and the members -----------------------------------------------------------------------------
+
+    def residency(self, seq: int) -> R:
+        try:
+            return self.sequences[seq]
+        except KeyError:
+            raise UnknownSequence(f"sequence {seq} is not open (never opened, or freed)") from None
+
+    def _ready(self, r: R, length: int) -> bool:
+        return r.length < length <= r.writable and length - r.length <= self.max_chunk
+
+    def _check_length(self, seq: int, r: R, length: int) -> None:
+        if length <= r.length:
+            raise BadStep(f"sequence {seq} has {r.length} tokens: reserve more than that, not {length}")
+        if length > self.geometry.context:
+            raise PastCapacity(
+                f"sequence {seq} would reach {length} tokens and the context holds {self.geometry.context}: "
+                "shorten it or raise the context"
+            )
+        if length - r.length > self.max_chunk:
+            raise PastCapacity(
+                f"sequence {seq}: a step of {length - r.length} tokens is more than the largest chunk, "
+                f"{self.max_chunk}: split it"
+            )
+
+    def _dead_blocks(self, r: R) -> range:
+        """Entries of r.blocks that no later query can see. Pinned blocks stand before them and stay."""
+        start = stop = min(self.geometry.pinned_blocks, len(r.blocks))
+        while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + self.block_size - 1, r.length):
+            stop += 1
+        return range(start, stop)
+
+    def _check_sequence(self, seq: int, r: R) -> None:
+        def ensure(holds: bool, what: str) -> None:
+            if not holds:
+                raise BrokenInvariant(f"{type(self).__name__}: sequence {seq}: {what}")
+
+        ensure(len(r.blocks) == len(r.firsts), "blocks and positions differ in number")
+        ensure(len(set(r.blocks)) == len(r.blocks), "a block is listed twice")
+        ensure(all(0 <= b < self.geometry.n_blocks for b in r.blocks), "a block is outside the store")
+        ensure(all(f % self.block_size == 0 for f in r.firsts), "a block starts off the grid")
+        ensure(all(a < b for a, b in zip(r.firsts, r.firsts[1:], strict=False)), "positions do not ascend")
+        ensure(0 <= r.length <= r.reserved <= self.geometry.context, "length, reserved and context are out of order")
+        listed = set(r.firsts)
+        for logical in range(ceil_div(max(r.length, r.reserved), self.block_size)):
+            first = logical * self.block_size
+            needed = not self.spec.dead(first, first + self.block_size - 1, r.length)
+            ensure(not needed or first in listed, f"the visible block at position {first} is not resident")
+        ensure(len(r.blocks) <= self.blocks_per_sequence(self.geometry), "holds more blocks than its bound")
+
+    # -- what a member defines -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _new(self, salt: bytes) -> R: ...
+
+    def _take(self, r: R, tokens: Sequence[int], reused: int) -> None:
+        raise NotImplementedError  # only where match() can answer more than 0
+
+    @abstractmethod
+    def _shortfall(self, r: R, length: int) -> int: ...
+
+    @abstractmethod
+    def _extend(self, r: R, length: int) -> None: ...
+
+    @abstractmethod
+    def _committed(self, r: R, tokens: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _lowest(self, r: R) -> int:
+        """The lowest logical block behind the pinned ones whose content is still there."""
+
+    @abstractmethod
+    def _rewound(self, r: R, length: int) -> None: ...
+
+    @abstractmethod
+    def _forked(self, source: R) -> R: ...
+
+    @abstractmethod
+    def _released(self, r: R) -> None: ...
+
+    @abstractmethod
+    def _check_pool(self) -> None: ...

@@ -1,0 +1,49 @@
+"""Cyclic: the pinned blocks stay, the rest of the run is a ring of R blocks.
+
+    pinned 1, R 3:   logical   0 | 1 2 3 | 4 5 6 | 7 ...
+                     run       0 | 1 2 3 | 1 2 3 | 1 ...
+
+A block leaves the list at the commit after which no query can see it, so the block that takes its place overwrites
+nothing visible; R is sized for that (Geometry.window_blocks). Positions stay absolute over any number of laps.
+"""
+
+from collections.abc import Sequence
+
+from kvarn.cache.placement import Geometry
+from kvarn.cache.placements.region import Region, RegionResidency
+from kvarn.cache.spec import ceil_div
+
+
+class Cyclic(Region):
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        self.pinned = geometry.pinned_blocks
+        self.ring = geometry.window_blocks
+
+    @staticmethod
+    def blocks_per_sequence(geometry: Geometry) -> int:
+        return geometry.pinned_blocks + geometry.window_blocks
+
+    def _offset(self, logical: int) -> int:
+        if logical < self.pinned:
+            return logical
+        return self.pinned + (logical - self.pinned) % self.ring
+
+    def _committed(self, r: RegionResidency, tokens: Sequence[int]) -> None:
+        dead = self._dead_blocks(r)
+        if dead:
+            r.remove(dead.start, dead.stop)
+
+    def _lowest(self, r: RegionResidency) -> int:
+        # What `high` and its predecessors overwrote is gone, however far the sequence was rewound since.
+        return max(r.high - self.ring + 1, r.low)
+
+    def _rewound(self, r: RegionResidency, length: int) -> None:
+        # Blocks that had left the list but are not overwritten come back: the list is made anew.
+        end = ceil_div(length, self.block_size)
+        r.remove(0, len(r.blocks))
+        for logical in range(end):
+            if logical < self.pinned or logical * self.block_size + self.block_size > self.spec.floor(length):
+                r.end = logical
+                self._place(r)
+        r.end = end

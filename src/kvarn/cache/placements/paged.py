@@ -1,0 +1,233 @@
+"""Paged: blocks from a pool, one at a time; equal prefixes share them.
+
+Full blocks are known by content (prefix.py) and never change: a sequence that must write into one, or into a block
+that a fork shares, gets a copy first. Under a window, blocks that no query can see any more go back to the pool at
+commit, where they stay reusable until their place is needed.
+"""
+
+from collections.abc import Sequence
+
+from kvarn.cache.blocks import BlockPool
+from kvarn.cache.placement import Adoption, Copy, Geometry, Placement, Reason, Residency, Stop
+from kvarn.cache.prefix import ChainHash, Node, PrefixTree, chain_hash
+from kvarn.cache.spec import ceil_div
+from kvarn.errors import BrokenInvariant, OutOfBlocks
+
+
+class PagedResidency(Residency):
+    __slots__ = ("node", "tail")
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.node = node  # the last full block, or the root
+        self.tail: list[int] = []  # committed tokens behind it
+
+
+class Paged(Placement[PagedResidency]):
+    shares = True
+
+    def __init__(self, geometry: Geometry, digest: ChainHash = chain_hash) -> None:
+        super().__init__(geometry)
+        self.tree = PrefixTree(self.block_size, max_forgotten=max(geometry.n_blocks, 256), digest=digest)
+        self.pool = BlockPool(geometry.n_blocks, self.tree.holds, self.tree.detach, geometry.watermarks)
+
+    @staticmethod
+    def blocks_per_sequence(geometry: Geometry) -> int:
+        return geometry.pinned_blocks + geometry.window_blocks
+
+    @property
+    def n_used(self) -> int:
+        return self.pool.n_live
+
+    @property
+    def n_cached(self) -> int:
+        return self.pool.n_cached
+
+    @property
+    def n_evicted(self) -> int:
+        return self.pool.n_evicted
+
+    # -- sharing -------------------------------------------------------------------------------------------------
+
+    def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
+        root = self.residency(seq).node
+        path = list(self.tree.walk(root, tokens))
+        known = len(path) * self.block_size
+        reused = min(known, limit)
+        while (missing := self._missing(path, reused)) is not None:
+            reused = missing * self.block_size
+            stop = Stop(path[missing].why, known)
+        if reused == min(known, limit):
+            stop = self._stop(path[-1] if path else root, tokens, known) if known < limit else Stop(Reason.END, reused)
+        return Adoption(reused, stop)
+
+    def _needed(self, length: int) -> list[int]:
+        """Logical blocks that a query at position `length` can see, the highest first."""
+        size = self.block_size
+        lowest = max(self.spec.floor(length) // size, 0)
+        pinned = min(self.geometry.pinned_blocks, lowest)
+        window = range(lowest, ceil_div(length, size))
+        return [*reversed(window), *reversed(range(pinned))]
+
+    def _missing(self, path: list[Node], length: int) -> int | None:
+        return next((logical for logical in self._needed(length) if path[logical].block is None), None)
+
+    def _stop(self, node: Node, tokens: Sequence[int], known: int) -> Stop:
+        """Why the tree knows no more than `known` tokens."""
+        ours = tokens[known:]
+        n, theirs = self.tree.nearest(node, ours)
+        if n == 0 and (known == 0 or not theirs):
+            return Stop(Reason.NOTHING_SHARED, known)
+        if n == min(len(ours), len(theirs)):
+            return Stop(Reason.SHORT, known + n)
+        return Stop(Reason.DIFFERS, known + n, ours[n], theirs[n])
+
+    def _take(self, r: PagedResidency, tokens: Sequence[int], reused: int) -> None:
+        size = self.block_size
+        path = list(self.tree.walk(r.node, tokens[: ceil_div(reused, size) * size]))
+        for logical in reversed(self._needed(reused)):
+            node = path[logical]
+            assert node.block is not None
+            self._share(node.block)
+            r.end = logical
+            r.append(node.block, size)
+        r.end = ceil_div(reused, size)
+        full = reused // size
+        self._move(r, path[full - 1] if full else r.node, list(tokens[full * size : reused]))
+
+    def _move(self, r: PagedResidency, node: Node, tail: list[int]) -> None:
+        old, r.node, r.tail = r.node, node, tail
+        self.tree.grow(r, old, node)
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def _fresh(self, r: PagedResidency, length: int) -> int:
+        return max(ceil_div(length, self.block_size) - r.end, 0)
+
+    def _half_full(self, r: PagedResidency) -> int | None:
+        """Entry of the block that the next token goes into, if earlier tokens are in it."""
+        return r.index(r.length // self.block_size) if r.length % self.block_size else None
+
+    def _shortfall(self, r: PagedResidency, length: int) -> int:
+        fresh = self._fresh(r, length)
+        if len(r.blocks) + fresh > self.pool.n_blocks:
+            raise OutOfBlocks(
+                f"{length} tokens need {len(r.blocks) + fresh} blocks of {self.block_size} at once and the cache has "
+                f"{self.pool.n_blocks}: shorten the sequence or enlarge the cache"
+            )
+        entry = self._half_full(r)
+        copied = entry is not None and self.pool.references[r.blocks[entry]] > 1
+        return max(fresh + copied - self.pool.available, 0)
+
+    def _extend(self, r: PagedResidency, length: int) -> None:
+        entry = self._half_full(r)
+        if entry is not None:
+            self._own(r, entry, spare=self.pool.available - self._fresh(r, length))
+        for _ in range(self._fresh(r, length)):
+            r.append(self.pool.take(), self.block_size)
+        r.writable = min(r.end * self.block_size, self.geometry.context)
+
+    def _own(self, r: PagedResidency, entry: int, spare: int) -> None:
+        """Make a half-full block safe to write: copy it if it is shared or known by content. Where it is only known
+        and no block is left for a copy, its content becomes unknown instead."""
+        block = r.blocks[entry]
+        if self.pool.references[block] > 1 or (self.tree.holds(block) and spare > 0):
+            mine = self.pool.take()
+            self._copies.append(Copy(block, mine, r.length % self.block_size))
+            r.replace(entry, mine)
+            self.pool.release(block)
+        elif self.tree.holds(block):
+            self.tree.detach(block)
+
+    def _committed(self, r: PagedResidency, tokens: Sequence[int]) -> None:
+        r.tail.extend(tokens)
+        if len(r.tail) >= self.block_size:
+            self._register(r)
+        if self.spec.window is not None:
+            self._drop(r)
+
+    def _register(self, r: PagedResidency) -> None:
+        size, node, used = self.block_size, r.node, 0
+        while used + size <= len(r.tail):
+            entry = r.index(node.depth)
+            node = self.tree.insert(node, tuple(r.tail[used : used + size]), r.blocks[entry])
+            if node.block is not None and node.block != r.blocks[entry]:
+                self._replace(r, entry, node.block)  # somebody computed the same bits before: keep one of the two
+            used += size
+        self._move(r, node, r.tail[used:])
+
+    def _replace(self, r: PagedResidency, entry: int, known: int) -> None:
+        self._share(known)
+        self.pool.release(r.blocks[entry])
+        r.replace(entry, known)
+
+    def _share(self, block: int) -> None:
+        self.pool.share(block)
+        if node := self.tree.node_of(block):
+            node.why = Reason.EVICTED
+
+    def _drop(self, r: PagedResidency) -> None:
+        dead = self._dead_blocks(r)
+        for block in r.remove(dead.start, dead.stop) if dead else ():
+            if node := self.tree.node_of(block):
+                node.why = Reason.OUT_OF_WINDOW
+            self.pool.release(block)
+
+    # -- going back, branching, leaving ----------------------------------------------------------------------------
+
+    def _lowest(self, r: PagedResidency) -> int:
+        behind = r.firsts[self.geometry.pinned_blocks :]
+        return behind[0] // self.block_size if behind else r.end
+
+    def _rewound(self, r: PagedResidency, length: int) -> None:
+        size = self.block_size
+        keep = sum(first < length for first in r.firsts)
+        self._give_back(r.remove(keep, len(r.blocks)))
+        r.end = ceil_div(length, size)
+        node, tail = r.node, r.tail
+        while node.depth > length // size:
+            tail = list(node.tokens)
+            assert node.parent is not None
+            node = node.parent
+        self._move(r, node, tail[: length - node.depth * size])
+
+    def _forked(self, source: PagedResidency) -> PagedResidency:
+        child = PagedResidency(source.node)
+        child.tail = list(source.tail)
+        child.length = child.reserved = source.length
+        for block, first in zip(source.blocks, source.firsts, strict=True):
+            if first < source.length:
+                self._share(block)
+                child.end = first // self.block_size
+                child.append(block, self.block_size)
+        child.end = ceil_div(source.length, self.block_size)
+        child.node.growing.add(child)
+        source.writable = 0
+        return child
+
+    def _new(self, salt: bytes) -> PagedResidency:
+        r = PagedResidency(self.tree.root(salt))
+        r.node.growing.add(r)
+        return r
+
+    def _released(self, r: PagedResidency) -> None:
+        self._give_back(r.blocks)
+        self.tree.end(r, r.node)
+
+    def _give_back(self, blocks: list[int]) -> None:
+        """Last block first, so that a sequence's tail is evicted before its head."""
+        for block in reversed(blocks):
+            self.pool.release(block)
+
+    def _check_pool(self) -> None:
+        self.pool.check()
+        self.tree.check()
+        counted = [0] * self.pool.n_blocks
+        for r in self.sequences.values():
+            for block in r.blocks:
+                counted[block] += 1
+        if counted != self.pool.references:
+            raise BrokenInvariant("Paged: references and the sequences' blocks differ")
+        for seq, r in self.sequences.items():
+            if r.node.depth * self.block_size + len(r.tail) != r.length or r not in r.node.growing:
+                raise BrokenInvariant(f"Paged: sequence {seq} has lost count of its content")

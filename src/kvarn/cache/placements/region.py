@@ -1,0 +1,100 @@
+"""A fixed run of blocks per sequence, taken at its first reserve: what Slab and Cyclic have in common.
+
+A member says which block of the run holds logical block j. Nothing is shared, so a fork copies what is resident.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from kvarn.cache.placement import Copy, Geometry, Placement, Residency
+from kvarn.cache.spec import ceil_div
+from kvarn.errors import BrokenInvariant
+
+
+class RegionResidency(Residency):
+    __slots__ = ("base", "high", "low")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base: int | None = None  # first block of the run
+        self.high = -1  # highest logical block ever placed; a rewind does not lower it
+        self.low = 0  # lowest logical block this run ever held (a fork copies only what is resident)
+
+
+class Region(Placement[RegionResidency]):
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        self.run = self.blocks_per_sequence(geometry)
+        self.n_runs = geometry.n_blocks // self.run
+        self._free = [i * self.run for i in reversed(range(self.n_runs))]  # the lowest run is taken first
+
+    @abstractmethod
+    def _offset(self, logical: int) -> int:
+        """The place of a logical block in its run."""
+
+    @property
+    def n_used(self) -> int:
+        return sum(len(r.blocks) for r in self.sequences.values())
+
+    def can_fork(self, parent: int) -> bool:
+        return self.residency(parent).base is None or bool(self._free)
+
+    def _new(self, salt: bytes) -> RegionResidency:
+        return RegionResidency()
+
+    def _shortfall(self, r: RegionResidency, length: int) -> int:
+        return 0 if r.base is not None or self._free else self.run
+
+    def _extend(self, r: RegionResidency, length: int) -> None:
+        if r.base is None:
+            r.base = self._free.pop()
+        while r.end * self.block_size < length:
+            self._place(r)
+        r.high = max(r.high, r.end - 1)
+        r.writable = min(r.end * self.block_size, self.geometry.context)
+
+    def _place(self, r: RegionResidency) -> None:
+        assert r.base is not None
+        r.append(r.base + self._offset(r.end), self.block_size)
+
+    def _committed(self, r: RegionResidency, tokens: Sequence[int]) -> None:
+        pass
+
+    def _lowest(self, r: RegionResidency) -> int:
+        return 0
+
+    def _rewound(self, r: RegionResidency, length: int) -> None:
+        r.end = ceil_div(length, self.block_size)
+        keep = sum(first < length for first in r.firsts)
+        r.remove(keep, len(r.blocks))
+
+    def _forked(self, source: RegionResidency) -> RegionResidency:
+        child = RegionResidency()
+        if source.base is None:
+            return child
+        child.base = self._free.pop()
+        child.length = child.reserved = source.length
+        for block, first in zip(source.blocks, source.firsts, strict=True):
+            if first < source.length:
+                child.end = first // self.block_size
+                self._place(child)
+                slots = min(self.block_size, source.length - first)
+                self._copies.append(Copy(block, child.blocks[-1], slots))
+        child.end = ceil_div(source.length, self.block_size)
+        child.high = child.end - 1
+        behind = child.firsts[self.geometry.pinned_blocks :]
+        child.low = behind[0] // self.block_size if behind else child.end
+        return child
+
+    def _released(self, r: RegionResidency) -> None:
+        if r.base is not None:
+            self._free.append(r.base)
+
+    def _check_pool(self) -> None:
+        taken = [r.base for r in self.sequences.values() if r.base is not None]
+        if sorted(taken + self._free) != [i * self.run for i in range(self.n_runs)]:
+            raise BrokenInvariant(f"{type(self).__name__}: runs in use and free runs are not all runs, each once")
+        for seq, r in self.sequences.items():
+            for block, first in zip(r.blocks, r.firsts, strict=True):
+                if r.base is None or block != r.base + self._offset(first // self.block_size):
+                    raise BrokenInvariant(f"{type(self).__name__}: sequence {seq}: block {block} is misplaced")

@@ -1,0 +1,191 @@
+"""What was computed before: a tree of full blocks by content, one tree per salt.
+
+A node is one block's worth of tokens after its parent's. It is found by a chained hash (parent's hash, tokens) and
+believed only after its tokens and its parent compared equal, so a collision costs a miss and never a wrong answer.
+Nodes outlive their blocks for a while: that is how a miss can say "evicted" or "differs at token i" instead of
+shrugging. Non-goals: reference counts and the order of eviction (blocks.py).
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from struct import pack
+from typing import Protocol
+
+from kvarn.cache.placement import Reason
+from kvarn.errors import BrokenInvariant
+
+Tokens = tuple[int, ...]
+ChainHash = Callable[[bytes, Tokens], bytes]
+
+
+def chain_hash(parent: bytes, tokens: Tokens) -> bytes:
+    """The same in every process, so that blocks can be named across them."""
+    return blake2b(pack(f"<{len(tokens)}q", *tokens), key=parent, digest_size=16).digest()
+
+
+class Growing(Protocol):
+    """A live sequence, seen from the node behind which it grows."""
+
+    tail: list[int]
+
+
+class Node:
+    __slots__ = ("block", "children", "depth", "growing", "hash", "parent", "tokens", "why")
+
+    def __init__(self, parent: "Node | None", tokens: Tokens, digest: bytes) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.hash = digest
+        self.depth: int = 0 if parent is None else parent.depth + 1  # blocks from the root to here
+        self.block: int | None = None  # the physical block, while resident
+        self.why = Reason.EVICTED  # why it is not resident, or what it would mean if it were evicted now
+        self.children: list[Node] = []  # ascending by tokens
+        self.growing: set[Growing] = set()
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    for n, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return n
+    return min(len(a), len(b))
+
+
+class PrefixTree:
+    def __init__(self, block_size: int, max_forgotten: int, digest: ChainHash = chain_hash) -> None:
+        self.block_size = block_size
+        self._digest = digest
+        self._max_forgotten = max_forgotten  # nodes kept without a block, to explain misses with
+        self._roots: dict[bytes, Node] = {}
+        self._index: dict[bytes, Node] = {}
+        self._forgotten: OrderedDict[Node, None] = OrderedDict()  # without a block; oldest first
+        self._of_block: dict[int, Node] = {}
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def root(self, salt: bytes) -> Node:
+        digest = blake2b(salt, digest_size=16).digest()
+        if digest not in self._roots:
+            self._roots[digest] = Node(None, (), digest)
+        return self._roots[digest]
+
+    def holds(self, block: int) -> bool:
+        return block in self._of_block
+
+    def node_of(self, block: int) -> Node | None:
+        return self._of_block.get(block)
+
+    def find(self, parent: Node, tokens: Tokens) -> Node | None:
+        node = self._index.get(self._digest(parent.hash, tokens))
+        return node if node is not None and node.parent is parent and node.tokens == tokens else None
+
+    def walk(self, node: Node, tokens: Sequence[int]) -> Iterator[Node]:
+        """The nodes of tokens' full blocks, as far as they are known, resident or not."""
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            child = self.find(node, tuple(tokens[start : start + self.block_size]))
+            if child is None:
+                return
+            yield child
+            node = child
+
+    def nearest(self, parent: Node, tokens: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """(n, theirs): of all that ever followed `parent`, theirs shares the most tokens, n, with ours.
+
+        Among sorted tuples the longest common prefix is with a neighbour of the place where ours would stand."""
+        ours = tuple(tokens[: self.block_size])
+        place = self._place(parent, ours)
+        seen: list[Sequence[int]] = [node.tokens for node in parent.children[max(place - 1, 0) : place + 1]]
+        seen += [sequence.tail for sequence in parent.growing if sequence.tail]
+        return max(((common(ours, theirs), theirs) for theirs in seen), default=(0, ()), key=lambda found: found[0])
+
+    # -- growing -------------------------------------------------------------------------------------------------
+
+    def insert(self, parent: Node, tokens: Tokens, block: int) -> Node:
+        """`block` now holds these tokens. Where an equal block is resident already, the node keeps that one."""
+        node = self.find(parent, tokens)
+        if node is None:
+            node = self._link(parent, tokens)
+            self._index.setdefault(node.hash, node)  # a collision leaves the newcomer unknown, which is only a miss
+        if node.block is None:
+            self._forgotten.pop(node, None)
+            node.block = block
+            node.why = Reason.EVICTED
+            self._of_block[block] = node
+        return node
+
+    def grow(self, sequence: Growing, old: Node, new: Node) -> None:
+        old.growing.discard(sequence)
+        new.growing.add(sequence)
+        if old.block is None:
+            self._prune(old)
+
+    def end(self, sequence: Growing, node: Node) -> None:
+        """The sequence is gone; what it had of an unfilled block is remembered, to explain a later miss."""
+        node.growing.discard(sequence)
+        tail = tuple(sequence.tail)
+        place = self._place(node, tail)
+        if tail and common(node.children[place].tokens if place < len(node.children) else (), tail) < len(tail):
+            short = self._link(node, tail)
+            short.why = Reason.SHORT
+            self._forget(short)
+        self._prune(node)
+
+    # -- forgetting ----------------------------------------------------------------------------------------------
+
+    def detach(self, block: int) -> None:
+        """The block's content is given up; the node stays a while to say why."""
+        node = self._of_block.pop(block)
+        node.block = None
+        self._forget(node)
+
+    def _forget(self, node: Node) -> None:
+        self._forgotten[node] = None
+        if len(self._forgotten) > self._max_forgotten:
+            oldest, _ = self._forgotten.popitem(last=False)
+            self._prune(oldest)
+
+    def _link(self, parent: Node, tokens: Tokens) -> Node:
+        node = Node(parent, tokens, self._digest(parent.hash, tokens))
+        parent.children.insert(self._place(parent, tokens), node)
+        return node
+
+    @staticmethod
+    def _place(parent: Node, tokens: Tokens) -> int:
+        return bisect_left(parent.children, tokens, key=lambda child: child.tokens)
+
+    def _prune(self, node: Node) -> None:
+        """Remove nodes upwards from here that nothing needs: no block, no memory of one, no child, no live sequence."""
+        while node.block is None and node not in self._forgotten and not node.children and not node.growing:
+            if node.parent is None:
+                del self._roots[node.hash]
+                return
+            if self._index.get(node.hash) is node:
+                del self._index[node.hash]
+            siblings = node.parent.children
+            place = self._place(node.parent, node.tokens)
+            while siblings[place] is not node:  # equal tokens stand side by side (only after a hash collision)
+                place += 1
+            del siblings[place]
+            node = node.parent
+
+    def check(self) -> None:
+        reached: set[int] = set()
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if [child.tokens for child in node.children] != sorted(child.tokens for child in node.children):
+                raise BrokenInvariant("the children of a node are out of order")
+            for child in node.children:
+                if child.parent is not node:
+                    raise BrokenInvariant("a node does not know its parent")
+            if node.block is not None:
+                if self._of_block.get(node.block) is not node:
+                    raise BrokenInvariant(f"block {node.block} and its node disagree")
+                reached.add(node.block)
+            stack += node.children
+        if reached != set(self._of_block):
+            raise BrokenInvariant("a known block cannot be reached from a root")
+        if len(self._forgotten) > self._max_forgotten:
+            raise BrokenInvariant("more forgotten nodes than the bound")

@@ -1,0 +1,168 @@
+"""`kvarn strategies`: the same random keys through every strategy, one table of what each cost and gave.
+
+Prefill in chunks, then decode, through the real cache and the reference kernels. The largest difference is against
+dense attention in float64 under the same mask; `bits` says whether every bit of the output equals that of a contiguous
+cache with the same mask and cells, prefilled in one piece.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from kvarn.backends.reference import Reference, dense
+from kvarn.cache.cache import KVCache
+from kvarn.cache.codec import Floats
+from kvarn.cache.codecs import CODECS
+from kvarn.cache.layouts import LAYOUTS
+from kvarn.cache.plan import CacheConfig
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.strategy import NAMES, STRATEGIES
+from kvarn.cli.text import human_bytes, print_table
+from kvarn.errors import KvarnError
+
+DECODED = 16  # tokens of the run that are decoded one by one, after the prefill
+
+
+@dataclass(frozen=True)
+class Row:
+    strategy: str
+    placement: str
+    layout: str
+    bytes: int
+    blocks_used: int
+    blocks: int
+    bytes_written_per_step: int
+    bytes_read_last_step: int
+    max_difference: float
+    same_bits: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    cache: KVCache
+    output: Floats  # [T, n_heads, dim]
+    written: int  # by the last decode step
+    read: int
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--context", type=int, default=512, help="context length (default: %(default)s)")
+    parser.add_argument("-n", "--tokens", type=int, default=400, help="tokens to run through (default: %(default)s)")
+    parser.add_argument("-b", "--chunk", type=int, default=64, help="largest prefill chunk (default: %(default)s)")
+    parser.add_argument("--heads", default="9/3", help="query / KV heads (default: %(default)s)")
+    parser.add_argument("--head-dim", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--cache", choices=NAMES, action="append", help="only this strategy (may be repeated)")
+    parser.add_argument("--cache-type", choices=tuple(CODECS), default="f32", help="(default: %(default)s)")
+    parser.add_argument("--cache-layout", choices=tuple(LAYOUTS), help="for strategies that do not name one")
+    parser.add_argument("--block-size", type=int, help="a power of two from 16")
+    parser.add_argument("--window", type=int, default=128, help="of ring, sliding and sinks (default: %(default)s)")
+    parser.add_argument("--pinned", type=int, default=4, help="of sinks (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    if not DECODED < args.tokens <= args.context:
+        raise KvarnError(f"--tokens {args.tokens}: it must be above {DECODED} and within the context of {args.context}")
+    spec = LayerSpec(*parse_heads(args.heads), args.head_dim)
+    rng = np.random.default_rng(args.seed)
+    q, k, v = (
+        rng.standard_normal((args.tokens, heads, spec.head_dim), dtype=np.float32)
+        for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+    )
+    rows = [compare(name, args, spec, q, k, v) for name in args.cache or NAMES if applies(name, spec)]
+    if args.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2))
+        return
+    print(
+        f"{args.tokens} tokens, {spec.n_heads} query and {spec.n_kv_heads} KV heads of {spec.head_dim}, one layer, "
+        f"{args.cache_type} cells,\n"
+        f"context {args.context}, chunks of {args.chunk}, window {args.window} where the strategy has one\n"
+    )
+    header = ("strategy", "placement", "layout", "bytes", "blocks", "written/step", "read/step", "max diff", "bits")
+    print_table(header, [describe(row) for row in rows], left=3)
+
+
+def parse_heads(text: str) -> tuple[int, int]:
+    try:
+        query, kv = (int(part) for part in text.split("/"))
+    except ValueError:
+        raise KvarnError(f"--heads {text!r}: give query heads / KV heads, as in 9/3") from None
+    return query, kv
+
+
+def applies(name: str, spec: LayerSpec) -> bool:
+    return name != "repeated" or spec.group > 1
+
+
+def compare(name: str, args: argparse.Namespace, spec: LayerSpec, q: Floats, k: Floats, v: Floats) -> Row:
+    windowed = name in STRATEGIES and STRATEGIES[name].windowed
+    layout = None if name in STRATEGIES and STRATEGIES[name].layout else args.cache_layout
+    config = CacheConfig(
+        layers=[spec],
+        context=args.context,
+        strategy=name,
+        codec=args.cache_type,
+        layout=layout,
+        block_size=args.block_size,
+        max_chunk=args.chunk,
+        window=args.window if windowed else None,
+        pinned=args.pinned if name == "sinks" else None,
+    )
+    ours = drive(config, q, k, v)
+    plan = ours.cache.plan
+    seen = plan.groups[0].geometry.spec
+    plain = CacheConfig(
+        layers=[seen], context=args.context, strategy="contiguous", codec=args.cache_type, max_chunk=args.tokens
+    )
+    theirs = drive(plain, q, k, v)
+    exact = dense.attend(q, k, v, seen, spec.head_dim**-0.5)
+    usage = ours.cache.usage()
+    return Row(
+        strategy=name if name in STRATEGIES else f"{name} -> {plan.strategy.name}",
+        placement=plan.strategy.placement,
+        layout=plan.layout.name,
+        bytes=plan.nbytes,
+        blocks_used=usage.blocks_used,
+        blocks=usage.blocks,
+        bytes_written_per_step=ours.written,
+        bytes_read_last_step=ours.read,
+        max_difference=float(np.abs(ours.output - exact).max()),
+        same_bits=ours.output.tobytes() == theirs.output.tobytes(),
+    )
+
+
+def drive(config: CacheConfig, q: Floats, k: Floats, v: Floats) -> Run:
+    """Prefill in the largest chunks, then decode."""
+    cache = KVCache(config, Reference())
+    cache.open(0)
+    output = np.empty_like(q)
+    start = written = read = 0
+    while start < len(q):
+        prompt = len(q) - DECODED
+        stop = min(start + config.max_chunk, prompt) if start < prompt else start + 1
+        written, read = cache.counters.written, cache.counters.read
+        cache.reserve(0, stop)
+        cache.prepare([0])
+        cache.write(0, k[start:stop], v[start:stop])
+        output[start:stop] = cache.attend(0, q[start:stop])
+        cache.commit(0, range(start, stop))
+        start = stop
+    cache.check()
+    return Run(cache, output, cache.counters.written - written, cache.counters.read - read)
+
+
+def describe(row: Row) -> tuple[str, ...]:
+    return (
+        row.strategy,
+        row.placement,
+        row.layout,
+        human_bytes(row.bytes),
+        f"{row.blocks_used}/{row.blocks}",
+        f"{row.bytes_written_per_step:,}",
+        f"{row.bytes_read_last_step:,}",
+        f"{row.max_difference:.1e}",
+        "equal" if row.same_bits else "DIFFER",
+    )

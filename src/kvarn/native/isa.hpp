@@ -1,0 +1,24 @@
+// Instruction sets: what this machine has, which one is in use, and the kernels each one brings.
+// Contract: kernels of different instruction sets give the same bits. Non-goal: threads, Python types.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvarn {
+
+// The cell encoders of one instruction set. Arrays are contiguous; `out` never overlaps `x`.
+struct Cells {
+    const char* name;
+    void (*bf16)(const float* x, uint16_t* out, int64_t n);
+    void (*f16)(const float* x, uint16_t* out, int64_t n);
+    void (*int8)(const float* x, int8_t* out, float* scale, int64_t rows, int64_t dim);
+};
+
+std::vector<std::string> cpu_features();  // what the processor and the operating system offer, by name
+std::vector<std::string> isas();          // the instruction sets that run here, best first
+const Cells& cells();                     // the kernels in use: the best, unless select() chose another
+bool select(const std::string& name);     // false, and nothing changed, when `name` does not run here
+
+}  // namespace kvarn

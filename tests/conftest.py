@@ -1,0 +1,14 @@
+import os
+
+import pytest
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With test material present nothing has an excuse to be skipped."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("KVARN_TEST_MATERIAL") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped although KVARN_TEST_MATERIAL is set: {reason}"

@@ -1,0 +1,115 @@
+"""Runs random attention through the real cache on a schedule, and says what dense attention would give.
+
+Storage is filled with NaN first: a cell that is read before it was written shows in the output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvarn.backends.reference import Reference, dense
+from kvarn.cache.cache import KVCache
+from kvarn.cache.codecs import CODECS
+from kvarn.cache.plan import CacheConfig
+from kvarn.cache.spec import LayerSpec
+
+Schedule = Sequence[dict[int, int]]  # per step: sequence -> new tokens
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys and values of one sequence in one layer."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Inputs:
+    rng = np.random.default_rng([seed, spec.n_heads, spec.n_kv_heads, spec.head_dim])
+    q, k, v = (
+        (scale * rng.standard_normal((length, heads, spec.head_dim))).astype(np.float32)
+        for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+    )
+    return Inputs(q, k, v)
+
+
+def fill_with_nan(cache: KVCache) -> None:
+    for store in cache.stores:
+        for cells in (store.k, store.v):
+            if store.codec.name == "bf16":
+                cells[...] = 0x7FC0
+            else:
+                cells[...] = 127 if store.codec.name == "int8" else np.nan
+        for scales in (store.k_scale, store.v_scale):
+            if scales is not None:
+                scales[...] = np.nan
+
+
+def drive(cache: KVCache, schedule: Schedule, data: dict[tuple[int, int], Inputs]) -> dict[tuple[int, int], np.ndarray]:
+    """data[(sequence, layer)] -> output[(sequence, layer)], [T, n_heads, dim]. Tokens are the positions."""
+    done: dict[int, int] = {}
+    output = {key: np.full_like(x.q, np.nan) for key, x in data.items()}
+    for batch in schedule:
+        for seq, n in batch.items():
+            if seq not in done:
+                cache.open(seq, salt=str(seq).encode())
+                done[seq] = 0
+            assert cache.reserve(seq, done[seq] + n)
+        step = cache.prepare(list(batch))
+        spans = [(seq, done[seq], done[seq] + batch[seq]) for seq in step.seqs]
+        for layer in range(len(cache.stores)):
+            rows = [(data[seq, layer], a, b) for seq, a, b in spans]
+            q, k, v = (np.concatenate([getattr(x, name)[a:b] for x, a, b in rows]) for name in ("q", "k", "v"))
+            cache.write(layer, k, v)
+            result = cache.attend(layer, q)
+            at = 0
+            for seq, a, b in spans:
+                output[seq, layer][a:b] = result[at : at + b - a]
+                at += b - a
+        for seq, a, b in spans:
+            cache.commit(seq, range(a, b))
+            done[seq] = b
+        cache.check()
+    return output
+
+
+def run(config: CacheConfig, schedule: Schedule, seed: int = 0) -> tuple[dict[tuple[int, int], np.ndarray], KVCache]:
+    cache = KVCache(config, Reference())
+    fill_with_nan(cache)
+    return drive(cache, schedule, workload(config, schedule, seed)), cache
+
+
+def workload(config: CacheConfig, schedule: Schedule, seed: int = 0) -> dict[tuple[int, int], Inputs]:
+    lengths: dict[int, int] = {}
+    for batch in schedule:
+        for seq, n in batch.items():
+            lengths[seq] = lengths.get(seq, 0) + n
+    return {
+        (seq, layer): inputs(spec, length, seed=1000 * seed + 10 * seq + layer)
+        for seq, length in lengths.items()
+        for layer, spec in enumerate(config.layers)
+    }
+
+
+def decoded(x: np.ndarray, codec: str) -> np.ndarray:
+    """What the cells hold, as float64, by the codec's definition."""
+    flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
+    cells, scales = CODECS[codec].define(flat)
+    wide = CODECS[codec].widen(cells).astype(np.float64)
+    if scales is not None:
+        wide *= scales[:, None]
+    return wide.reshape(x.shape)
+
+
+def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
+    return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.head_dim**-0.5)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint32)
+
+
+def chunks(seq: int, *sizes: int) -> list[dict[int, int]]:
+    return [{seq: size} for size in sizes]
