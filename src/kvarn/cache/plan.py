@@ -132,7 +132,7 @@ def _effective_specs(config: CacheConfig, strategy: Strategy) -> list[LayerSpec]
     if window is None and strategy.windowed:
         window = config.context
     pinned = strategy.pinned if config.pinned is None else config.pinned
-    if pinned > config.context:
+    if not 0 <= pinned <= config.context:
         raise KvarnError(f"{pinned} pinned tokens do not fit a context of {config.context}")
     return [spec.narrowed(window, pinned) for spec in config.layers]
 

@@ -47,7 +47,9 @@ NB_MODULE(_native, m) {
     m.def("isas", &kvarn::isas);
     m.def("isa", [] { return std::string(kvarn::cells().name); });
     m.def("select", &kvarn::select, nb::arg("name"));
-    m.def("encode_bf16", &encode_bf16, nb::arg("x"), nb::arg("out"));
-    m.def("encode_f16", &encode_f16, nb::arg("x"), nb::arg("out"));
-    m.def("encode_int8", &encode_int8, nb::arg("x"), nb::arg("out"), nb::arg("scale"));
+    // noconvert: an array that does not fit is refused; converted silently, `out` would be a copy that nobody sees.
+    const auto x = nb::arg("x").noconvert(), out = nb::arg("out").noconvert(), scale = nb::arg("scale").noconvert();
+    m.def("encode_bf16", &encode_bf16, x, out);
+    m.def("encode_f16", &encode_f16, x, out);
+    m.def("encode_int8", &encode_int8, x, out, scale);
 }

@@ -44,6 +44,9 @@ def _attend_sequence(
 ) -> None:
     start, stop = table.q_start[row], table.q_start[row + 1]
     length = int(table.kv_len[row])
+    if not length:  # an empty sequence has nothing to attend to
+        out[start:stop] = 0
+        return
     first = length - int(stop - start)  # position of the first query
     keys = _Staged(store, table, spec, row, first)
     for tile in range(first // ROW_TILE * ROW_TILE, length, ROW_TILE):
