@@ -164,6 +164,15 @@ def test_a_hash_collision_is_a_miss_and_not_a_wrong_answer() -> None:
     p.check()
 
 
+def test_a_hash_without_the_parent_in_it_does_not_mix_texts() -> None:
+    """The parent is compared too: the same block behind another beginning is another block."""
+    p = pager(digest=lambda parent, tokens: repr(tokens).encode())
+    a, b, c = TEXT[:16], TEXT[16:32], TEXT[32:48]
+    prompt(p, 0, [*a, *b])
+    prompt(p, 1, [*c, 1])
+    assert prompt(p, 2, [*c, *b, 1]).reused == 16
+
+
 def test_the_hash_chains() -> None:
     a, b = tuple(range(16)), tuple(range(16, 32))
     assert chain_hash(chain_hash(b"salt", a), b) != chain_hash(b"salt", b)
@@ -198,6 +207,16 @@ def test_a_write_into_a_shared_tail_block_copies_it() -> None:
     assert p.blocks(0)[1][0] == shared
     assert p.reserve(0, 21)
     assert p.copies() == [], "the last owner writes in place"
+
+
+def test_a_parent_that_writes_first_copies_too() -> None:
+    p = pager()
+    prompt(p, 0, TEXT[:20])
+    assert p.fork(0, 1)
+    assert p.reserve(0, 21)
+    assert [copy.slots for copy in p.copies()] == [4]
+    assert p.reserve(1, 21)
+    assert p.copies() == []
 
 
 def test_a_block_known_by_content_is_copied_before_it_is_written() -> None:
