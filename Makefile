@@ -6,12 +6,15 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/kvarn/native/*)
 STAMP := $(VENV)/.installed
 SEED ?= 1
 OPS ?= 1000000
+MODEL ?= smollm2
+PROMPT ?= "The quick brown fox"
 
 .PHONY: run test check format bench fuzz clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
-	@$(BIN)/kvarn strategies
+	@$(BIN)/kvarn run -m $(MODEL) -p $(PROMPT) -n 32
+	@echo; $(BIN)/kvarn strategies
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)

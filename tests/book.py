@@ -110,7 +110,7 @@ class Book:
         if self.paged and not self.windowed:
             assert reused >= expected, "a live sequence has these blocks"
         if not self.paged:
-            assert adoption == (0, (Reason.NOT_SHARING, 0, None, None)) or len(tokens) == 1
+            assert adoption == (0, (Reason.NOT_SHARING, 0, None, None))
         if stop.reason is Reason.DIFFERS:
             assert tokens[stop.at] == stop.ours != stop.theirs
         text.extend(tokens[:reused])
@@ -125,8 +125,9 @@ class Book:
                 best = max(best, shared // self.size * self.size)
         return min(best, len(tokens) - 1)
 
-    def step(self, batch: dict[int, list[int]]) -> set[int]:
-        """Reserve, prepare and commit new tokens; the sequences for which there was room."""
+    def step(self, batch: dict[int, list[int]], keep: float = 1.0) -> set[int]:
+        """Reserve, prepare and commit new tokens (only the first `keep` of them: at least one); the sequences for
+        which there was room."""
         ready = {}
         for seq, tokens in batch.items():
             before = self._state()
@@ -158,8 +159,29 @@ class Book:
         for seq in step.seqs:  # what this step's kernels may see, by the tables they read
             self._verify_rows(seq, len(self.texts[seq].tokens) - len(ready[seq]))
         for seq in step.seqs:
-            self.cache.commit(seq, ready[seq])
+            refused(lambda seq=seq: self.cache.fork(seq, -2), KvarnError)  # not in the middle of a step
+            kept = ready[seq][: max(1, int(keep * len(ready[seq])))]
+            self.cache.commit(seq, kept)
+            self.texts[seq].cut(len(self.texts[seq].tokens) - len(ready[seq]) + len(kept))
+            refused(lambda seq=seq: self.cache.commit(seq, [1]), KvarnError)  # the step is over
         return set(ready)
+
+    def abandon(self, batch: dict[int, list[int]], prepare: bool) -> None:
+        """Reserve, perhaps prepare and write, and never commit."""
+        ready = {}
+        for seq, tokens in batch.items():
+            try:
+                if self.cache.reserve(seq, len(self.texts[seq].tokens) + len(tokens)):
+                    ready[seq] = tokens
+            except KvarnError:
+                continue
+        if prepare and ready:
+            self.cache.prepare(list(ready))
+            self._apply_copies()
+            for cells, table in zip(self.cells, self.cache.tables, strict=True):
+                cells.update(dict.fromkeys(table.slots.tolist(), -1))  # written, and worth nothing
+        for seq in ready:  # what is reserved lapses with a rewind to where the sequence stands
+            assert self.cache.rewind(seq, len(self.texts[seq].tokens)) == len(self.texts[seq].tokens)
 
     def rewind(self, seq: int, length: int) -> int:
         reached = self.cache.rewind(seq, length)

@@ -27,7 +27,11 @@ def operate(book: Book, rng: random.Random) -> None:
                 book.adopt(seq, prompt(book, rng))
     elif choice < 0.72:
         batch = rng.sample(live, rng.randint(1, len(live)))
-        book.step({seq: more(book, seq, rng) for seq in batch if room(book, seq)})
+        tokens = {seq: more(book, seq, rng) for seq in batch if room(book, seq)}
+        if rng.random() < 0.08:
+            book.abandon(tokens, prepare=rng.random() < 0.5)
+        else:
+            book.step(tokens, keep=1.0 if rng.random() < 0.8 else rng.random())
     elif choice < 0.80:
         seq = rng.choice(live)
         book.rewind(seq, rng.randint(0, len(book.texts[seq].tokens)))

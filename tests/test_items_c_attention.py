@@ -14,6 +14,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES, resolve
 from kvarn.cache.view import Store, Table
+from kvarn.models.config import Rope
 
 HEADS = {"TinyLlama": (32, 4), "SmolLM2": (9, 3), "Qwen2.5": (12, 2), "Gemma 3": (4, 1), "MHA": (4, 4), "MQA": (8, 1)}
 LENGTHS = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 2047, 2048, 2049)
@@ -92,7 +93,7 @@ def test_item_25_rope_offset(strategy: str, codec: str) -> None:
     """One-shot, chunked and token by token: the position of a token is its place in the sequence, not in the chunk."""
     spec, length = LayerSpec(4, 2, 16), 90
     x = inputs(spec, length, seed=6)
-    freqs = rope.frequencies(spec.head_dim, 10_000.0)
+    rotary = Rope(10_000.0, spec.head_dim)
     results = []
     for size in (length, 1, 7, 32):
         config = CacheConfig([spec], 96, strategy, codec, max_chunk=length)
@@ -104,15 +105,15 @@ def test_item_25_rope_offset(strategy: str, codec: str) -> None:
             part = slice(start, min(start + size, length))
             cache.reserve(0, part.stop)
             step = cache.prepare([0])
-            rope.write_rotated(x.k[part], x.v[part], freqs, cache.stores[0], cache.tables[0])
-            rows.append(cache.attend(0, rope.rotate(x.q[part], step.positions, freqs)))
+            rope.write_rotated(x.k[part], x.v[part], rotary, cache.stores[0], cache.tables[0])
+            rows.append(cache.attend(0, rope.apply(x.q[part], step.positions, rotary)))
             cache.commit(0, range(part.start, part.stop))
         results.append(np.concatenate(rows))
     for other in results[1:]:
         assert (bits(results[0]) == bits(other)).all()
     everywhere = np.arange(length)
-    k = decoded(rope.rotate(x.k, everywhere, freqs), codec)
-    q = rope.rotate(x.q, everywhere, freqs)
+    k = decoded(rope.apply(x.k, everywhere, rotary), codec)
+    q = rope.apply(x.q, everywhere, rotary)
     seen = cache.plan.groups[0].geometry.spec
     expected = dense.attend(q, k, decoded(x.v, codec), seen, spec.head_dim**-0.5)
     assert np.abs(results[0] - expected).max() < 3e-6
@@ -120,11 +121,11 @@ def test_item_25_rope_offset(strategy: str, codec: str) -> None:
 
 def test_item_25_rope_is_relative() -> None:
     """The score of a rotated pair depends on the distance alone."""
-    freqs = rope.frequencies(64, 10_000.0)
+    rotary = Rope(10_000.0, 64)
     rng = np.random.default_rng(2)
     q, k = rng.standard_normal((2, 1, 1, 64)).astype(np.float32)
     scores = [
-        (rope.rotate(q, np.array([p + 9]), freqs) * rope.rotate(k, np.array([p]), freqs)).sum() for p in (0, 5, 700)
+        (rope.apply(q, np.array([p + 9]), rotary) * rope.apply(k, np.array([p]), rotary)).sum() for p in (0, 5, 700)
     ]
     assert np.allclose(scores, scores[0], rtol=1e-4)
 
@@ -194,7 +195,7 @@ def test_item_27_the_smaller_window_rules() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_item_28_rotation_fused_with_the_write_equals_the_unfused_result(codec: str) -> None:
     spec = LayerSpec(4, 2, 16)
-    freqs = rope.frequencies(16, 500_000.0)
+    rotary = Rope(500_000.0, 16)
     caches = [KVCache(CacheConfig([spec], 96, "paged", codec, max_seqs=2), Reference()) for _ in range(2)]
     x = {seq: inputs(spec, 60, seed=seq) for seq in (0, 1)}
     for cache in caches:
@@ -210,10 +211,10 @@ def test_item_28_rotation_fused_with_the_write_equals_the_unfused_result(codec: 
             k, v = (np.concatenate([getattr(x[seq], name)[spans[seq]] for seq in order]) for name in "kv")
             store, table = cache.stores[0], cache.tables[0]
             if fused:
-                rope.write_rotated(k, v, freqs, store, table)
+                rope.write_rotated(k, v, rotary, store, table)
             else:
                 where = np.concatenate([np.arange(spans[seq].start, spans[seq].stop) for seq in order])
-                cells.write(rope.rotate(k, where, freqs), v, store, table)
+                cells.write(rope.apply(k, where, rotary), v, store, table)
             for seq, n in batch.items():
                 cache.commit(seq, range(n))
         for seq, n in batch.items():

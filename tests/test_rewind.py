@@ -52,6 +52,18 @@ def test_rewinding_twice_does_not_forget_what_was_overwritten() -> None:
     assert placement.rewind(0, far) == 0
 
 
+@pytest.mark.parametrize("pinned", [0, 20])
+def test_a_ring_that_started_over_rewinds_like_a_new_one(pinned: int) -> None:
+    placement = ring(pinned)
+    advance(placement, 150)
+    assert placement.rewind(0, 60) == 16 * -(-pinned // 16)
+    advance(placement, 60)
+    assert placement.rewind(0, 59) == 59
+    advance(placement, 60)
+    assert placement.reserve(0, 61)
+    assert placement.rewind(0, 60) == 60, "to where it stands"
+
+
 def test_a_forked_ring_cannot_rewind_to_what_was_not_copied() -> None:
     placement = ring()
     advance(placement, 63)  # blocks 0 and 1 are dead but not overwritten

@@ -22,20 +22,22 @@ MODELS = {  # name: layers, bytes per token at 16 bits: 2 * layers * kv_heads * 
 
 @pytest.mark.parametrize(("layers", "per_token"), MODELS.values(), ids=MODELS)
 def test_sizes_of_every_strategy(layers: list[LayerSpec], per_token: int) -> None:
-    for context in (2048, 4096, 8192):
+    for context in (1024, 2048, 4096, 8192):
         sizes = {}
         for name in NAMES:
             sizes[name] = plan(CacheConfig(layers, context, name, "bf16", window=1024, max_chunk=512)).nbytes
         group = layers[0].group
         assert sizes["contiguous"] == sizes["head-major"] == context * per_token
         assert sizes["repeated"] == group * sizes["contiguous"]
-        assert sizes["auto"] == sizes["paged"], "from 2,048 tokens on"
+        assert sizes["auto"] == sizes["paged" if context >= 2048 else "contiguous"]
         ring = -(-(1024 + 512 - 2) // 32) + 1  # 49 blocks for a window of 1,024 written in chunks of 512
         local = -(-(512 + 512 - 2) // 32) + 1
-        blocks = {None: min(ring, context // 32), 512: local}
+        blocks = {None: min(ring, context // 32), 512: min(local, context // 32)}
         by_hand = sum(blocks[spec.window] * 32 * spec.n_kv_heads * spec.head_dim * 4 for spec in layers)
         assert sizes["ring"] == sizes["sliding"] == by_hand
-        assert sizes["sinks"] == by_hand + (per_token * 32 if context > 2048 else sizes["sinks"] - by_hand)
+        pinned = [min(blocks[spec.window] + 1, context // 32) for spec in layers]  # a block for the first tokens
+        held = sum(n * 32 * spec.n_kv_heads * spec.head_dim * 4 for n, spec in zip(pinned, layers, strict=True))
+        assert sizes["sinks"] == held
 
 
 def test_a_window_does_not_shrink_what_keeps_everything() -> None:

@@ -71,7 +71,7 @@ def test_item_35_requests_come_and_go_from_many_threads(strategy: str) -> None:
                 cache.rewind(seq, rng.randint(0, len(tokens)))
                 try:
                     if cache.fork(seq, seq + 500):
-                        assert cache.free(seq + 500) >= 0
+                        cache.free(seq + 500)
                 except OutOfSequences:
                     pass
             cache.free(seq)

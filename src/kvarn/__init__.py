@@ -1,3 +1,32 @@
-"""kvarn: an inference engine for language models whose KV cache is the product."""
+"""kvarn: an inference engine for language models whose KV cache is the product.
+
+    from kvarn import LLM, SamplingParams
+
+Names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvarn.errors import KvarnError
+    from kvarn.llm import LLM, Completion, Output
+    from kvarn.request import SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "Completion", "KvarnError", "Output", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "kvarn.llm",
+    "Completion": "kvarn.llm",
+    "Output": "kvarn.llm",
+    "SamplingParams": "kvarn.request",
+    "KvarnError": "kvarn.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

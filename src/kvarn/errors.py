@@ -41,5 +41,20 @@ class OutOfMemory(KvarnError):
     """The byte budget does not hold one sequence."""
 
 
+class BadModel(KvarnError):
+    """A model file or folder is damaged, incomplete, or of a kind that kvarn does not run.
+
+    The message stays one readable line even when it quotes a name of 64 KB or with line ends from a hostile file.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
+        super().__init__(line if len(line) <= 600 else f"{line[:300]} ... {line[-250:]}")
+
+
+class PullFailed(KvarnError):
+    """A model could not be found or fetched."""
+
+
 class BrokenInvariant(AssertionError):
     """`check()` found state that only a bug can produce."""

@@ -8,6 +8,7 @@ Threads: open, adopt, reserve, commit, rewind, fork, free, usage and check are a
 thread; prepare, write and attend belong to the one thread that runs the step.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +25,14 @@ from kvarn.cache.layout import Strides
 from kvarn.cache.placement import Adoption, Placement, Reason, Residency, Stop
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import CacheConfig, Group, Plan, plan
+from kvarn.cache.spec import LayerSpec
 from kvarn.cache.view import Store, Table
 from kvarn.errors import (
     BadArray,
     BadStep,
     BrokenInvariant,
+    KvarnError,
+    OutOfMemory,
     OutOfSequences,
     SequenceExists,
     UnknownLayer,
@@ -41,6 +45,17 @@ class Step(NamedTuple):
 
     seqs: tuple[int, ...]
     positions: NDArray[np.int32]  # [T]
+
+
+NO_SHARING = Adoption(0, Stop(Reason.NOT_SHARING, 0))
+
+
+def _ids(tokens: Sequence[int]) -> Sequence[int]:
+    """Token ids, checked where they come in: anything else would break bookkeeping half-way."""
+    try:
+        return array("q", tokens)
+    except (TypeError, OverflowError):
+        raise BadStep("tokens must be integers of at most 64 bits") from None
 
 
 class _Entry:
@@ -75,7 +90,13 @@ class KVCache:
         self.plan: Plan = plan(config, backend.default_layout)
         self.backend = backend
         self.counters = Counters()
-        self.arena = backend.allocate(self.plan.nbytes)
+        try:
+            self.arena = backend.allocate(self.plan.nbytes)
+        except MemoryError:
+            raise OutOfMemory(
+                f"the cache needs {self.plan.nbytes:,} bytes and this machine does not give them: "
+                "lower the context, the number of sequences or the cache's bytes"
+            ) from None
         self.placements: list[Placement[Any]] = []
         self.tables: list[Table] = []
         self._group_of: dict[int, int] = {}
@@ -87,7 +108,8 @@ class KVCache:
         self._lock = RLock()
         self._entries: dict[int, _Entry] = {}
         self._free_rows = list(reversed(range(config.max_seqs)))
-        self._new_tokens = 0  # rows of q, k and v in the prepared step
+        self._step: list[_Entry] = []  # the sequences of the prepared step
+        self._new_tokens = 0  # its rows of q, k and v; 0 when it is over
         self._queries = self._hits = 0
         self._misses: Counter[Reason] = Counter()
 
@@ -97,30 +119,45 @@ class KVCache:
         """Only sequences of equal salt share prefixes."""
         with self._lock:
             self._check_openable(seq)
-            self._entries[seq] = _Entry(self._free_rows.pop(), tuple(p.open(seq, salt) for p in self.placements))
+            if not isinstance(salt, bytes):
+                raise KvarnError(f"the salt is {salt!r}; it must be bytes")
+            residencies = tuple(p.open(seq, salt) for p in self.placements)
+            self._entries[seq] = _Entry(self._free_rows.pop(), residencies)
 
     def adopt(self, seq: int, tokens: Sequence[int]) -> Adoption:
         """Reuse what every group still has of this prompt; at least its last token is left to compute."""
         with self._lock:
             self._entry(seq)
-            limit = max(len(tokens) - 1, 0)
-            stop, settled = Stop(Reason.END, limit), False
-            while not settled:  # a windowed group can have a hole that a shorter reuse of the others must respect
-                settled = True
-                for placement in self.placements:
-                    found = placement.match(seq, tokens, limit)
-                    if found.reused < limit:
-                        limit, stop, settled = found.reused, found.stop, False
+            ids = _ids(tokens)
+            found = self._match(seq, ids) if all(p.shares for p in self.placements) else NO_SHARING
             for placement in self.placements:
-                placement.adopt(seq, tokens, limit)
-            self._queries += len(tokens)
-            self._hits += limit
-            if stop.reason is not Reason.END:
-                self._misses[stop.reason] += 1
-            return Adoption(limit, stop)
+                placement.adopt(seq, ids, found.reused)
+            self._queries += len(ids)
+            self._hits += found.reused
+            if found.stop.reason is not Reason.END:
+                self._misses[found.stop.reason] += 1
+            return found
+
+    def _match(self, seq: int, tokens: Sequence[int]) -> Adoption:
+        """What all groups can serve, and why not more: the stop of the group that limits it."""
+        most = limit = max(len(tokens) - 1, 0)
+        stop, settled, scarce = Stop(Reason.END, most), False, self.placements[0]
+        while not settled:  # a windowed group can have a hole that a shorter reuse of the others must respect
+            settled = True
+            for placement in self.placements:
+                found = placement.match(seq, tokens, limit)
+                if found.reused < limit:
+                    limit, stop, settled, scarce = found.reused, found.stop, False, placement
+        if limit < most and len(self.placements) > 1:
+            known = max(p.match(seq, tokens, most).stop.at for p in self.placements)
+            if known > stop.at:  # another group knows more: this one had it too, and has forgotten even that
+                stop = Stop(Reason.OUT_OF_WINDOW if scarce.spec.window is not None else Reason.EVICTED, known)
+        return Adoption(limit, stop)
 
     def reserve(self, seq: int, length: int) -> bool:
         """Room for `length` tokens in every group, or False and nothing changed. Raises if it can never fit."""
+        if not isinstance(length, int):
+            raise BadStep(f"a length of {length!r}: it must be a whole number")
         with self._lock:
             if len(self.placements) > 1 and any(p.shortfall(seq, length) for p in self.placements):
                 return False
@@ -128,12 +165,12 @@ class KVCache:
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         with self._lock:
-            entry = self._entry(seq)
-            if entry.residencies[0].length + len(tokens) > entry.prepared:
-                raise BadStep(f"sequence {seq}: commit follows the prepared step that wrote these {len(tokens)} tokens")
+            entry, ids = self._entry(seq), _ids(tokens)
+            if entry.residencies[0].length + len(ids) > entry.prepared:
+                raise BadStep(f"sequence {seq}: commit follows the prepared step that wrote these {len(ids)} tokens")
             for placement in self.placements:
-                placement.commit(seq, tokens)
-            self._new_tokens = 0
+                placement.commit(seq, ids)
+            entry.prepared = self._new_tokens = 0
 
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that every group still has intact, and say which that is."""
@@ -143,7 +180,9 @@ class KVCache:
                 wanted = intact
             for placement in self.placements:
                 placement.rewind(seq, wanted)
-            self._entry(seq).prepared = 0
+            entry = self._entry(seq)
+            if entry.prepared:  # its step is void, and so is the step of those beside it
+                entry.prepared = self._new_tokens = 0
             return wanted
 
     def fork(self, parent: int, child: int) -> bool:
@@ -165,14 +204,17 @@ class KVCache:
             entry = self._entries.pop(seq, None)
             if entry is None:
                 return 0
-            for table in self.tables:
-                table.clear(entry.row)
-            self._free_rows.append(entry.row)
+            self._free_rows.append(entry.row)  # the table may be in use: whoever gets the row next writes it anew
             return sum(p.free(seq) for p in self.placements)
 
     def length(self, seq: int) -> int:
         """Tokens committed."""
         return self._entry(seq).residencies[0].length
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that fits when it is alone: the context, or what the blocks hold."""
+        return min(g.longest for g in self.plan.groups)
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -180,6 +222,8 @@ class KVCache:
         """Run pending copies and bring the tables up to date for a step over these reserved sequences."""
         with self._lock:
             entries = {seq: self._entry(seq) for seq in seqs}
+            if len(entries) != len(seqs):
+                raise BadStep("a sequence stands twice in the step")
             for seq, entry in entries.items():
                 if entry.residencies[0].reserved == entry.residencies[0].length:
                     raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
@@ -190,7 +234,10 @@ class KVCache:
             rows = [entries[seq].row for seq in order]
             for index, table in enumerate(self.tables):
                 table.update(rows, [entries[seq].residencies[index] for seq in order])
-            for entry in entries.values():
+            for entry in self._step:  # a step that was never finished cannot be committed any more
+                entry.prepared = 0
+            self._step = list(entries.values())
+            for entry in self._step:
                 entry.prepared = entry.residencies[0].reserved
             positions = self.tables[0].positions
             self._new_tokens = len(positions)
@@ -209,6 +256,10 @@ class KVCache:
         self._check_array("q", q, spec.n_heads, spec.head_dim)
         scale = spec.head_dim**-0.5 if scale is None else scale
         return self.backend.attend(q, self.stores[layer], self.tables[self._group_of[layer]], spec, scale)
+
+    def spec(self, layer: int) -> LayerSpec:
+        """What the layer's queries may see: the model's spec under the user's window."""
+        return self.plan.groups[self._group_of[layer]].geometry.spec
 
     # -- looking -------------------------------------------------------------------------------------------------
 

@@ -62,10 +62,9 @@ class Geometry:
     watermarks: tuple[float, float] | None = None  # evict cached blocks from this share of use down to that one
 
     def __post_init__(self) -> None:
-        if self.watermarks is not None:
-            high, low = self.watermarks
-            if not 0 <= low <= high <= 1:
-                raise KvarnError(f"watermarks {high} -> {low}: they must fall, within 0 and 1")
+        marks = self.watermarks
+        if marks is not None and (len(marks) != 2 or not 0 <= marks[1] <= marks[0] <= 1):
+            raise KvarnError(f"watermarks {marks}: give two shares of use, the second no larger, within 0 and 1")
 
     @property
     def context_blocks(self) -> int:
@@ -203,7 +202,7 @@ class Placement(ABC, Generic[R]):
         return True
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
-        """The step is done: these tokens' keys and values are written."""
+        """The step is done: these tokens' keys and values are written. What was reserved beyond them lapses."""
         r = self.residency(seq)
         length = r.length + len(tokens)
         if length > r.reserved or length == r.length:
@@ -211,7 +210,7 @@ class Placement(ABC, Generic[R]):
                 f"sequence {seq}: commit of {len(tokens)} tokens after {r.length}, {r.reserved} reserved: "
                 "commit at least one token and no more than were reserved"
             )
-        r.length = length
+        r.length = r.reserved = length
         self._committed(r, tokens)
 
     def intact(self, seq: int, length: int) -> int:
@@ -219,9 +218,9 @@ class Placement(ABC, Generic[R]):
         r = self.residency(seq)
         if not 0 <= length <= r.length:
             raise BadStep(f"sequence {seq} has {r.length} tokens and cannot rewind to {length}")
-        pinned = self.geometry.pinned_blocks
+        pinned, end = self.geometry.pinned_blocks, ceil_div(length, self.block_size)
         needed = max(self.spec.floor(length) // self.block_size, pinned)
-        if needed >= min(self._lowest(r), ceil_div(length, self.block_size)):
+        if needed >= end or needed >= self._intact_from(r, end):
             return length
         return min(length, pinned * self.block_size)
 
@@ -241,6 +240,8 @@ class Placement(ABC, Generic[R]):
     def fork(self, parent: int, child: int) -> bool:
         """`child` continues from the parent's committed tokens; from then on each writes only what is its own."""
         source = self.residency(parent)
+        if source.reserved > source.length:
+            raise BadStep(f"sequence {parent} is in the middle of a step: commit it before a fork")
         if child in self.sequences:
             raise SequenceExists(f"sequence {child} is already open: free it first, or use another id")
         if not self.can_fork(parent):
@@ -341,8 +342,8 @@ class Placement(ABC, Generic[R]):
     def _committed(self, r: R, tokens: Sequence[int]) -> None: ...
 
     @abstractmethod
-    def _lowest(self, r: R) -> int:
-        """The lowest logical block behind the pinned ones whose content is still there."""
+    def _intact_from(self, r: R, end: int) -> int:
+        """The lowest logical block behind the pinned ones from which, up to block `end`, all content is still there."""
 
     @abstractmethod
     def _rewound(self, r: R, length: int) -> None: ...

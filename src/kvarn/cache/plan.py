@@ -8,7 +8,7 @@ out the arena. What it says is what `KVCache` allocates. One arena holds all lay
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvarn.cache.codec import SCALE_BYTES, Codec
@@ -23,6 +23,7 @@ from kvarn.errors import KvarnError, OutOfMemory
 
 DEFAULT_BLOCK = 32
 SMALLEST_BLOCK = 16
+MOST_TOKENS = 2**31 - 1
 ALIGNMENT = 64  # a cache line; every region of the arena starts on one
 
 
@@ -44,9 +45,15 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if not self.layers:
             raise KvarnError("a cache needs at least one layer")
+        for name in ("context", "max_seqs", "max_chunk", "block_size", "window", "pinned", "cache_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise KvarnError(f"{name} is {value!r}; it must be a whole number")
         for name in ("context", "max_seqs", "max_chunk"):
-            if getattr(self, name) < 1:
-                raise KvarnError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if (value := getattr(self, name)) is None or value < 1:
+                raise KvarnError(f"{name} is {value}; it must be at least 1")
+        if self.context > MOST_TOKENS:
+            raise KvarnError(f"context is {self.context}; positions are 32 bits, so {MOST_TOKENS} is the most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,13 @@ class Group:
     geometry: Geometry
     shape: BlockShape
     blocks_per_sequence: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the group holds when it is alone."""
+        if self.blocks_per_sequence <= self.geometry.n_blocks:
+            return self.geometry.context
+        return self.geometry.n_blocks * self.geometry.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +129,10 @@ def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
         shape = block_shape(layout, spec, block_size)
         drafts.append(Group(tuple(layers), geometry, shape, placement.blocks_per_sequence(geometry)))
     sized = tuple(_with_blocks(g, n) for g, n in zip(drafts, _counts(config, strategy, codec, drafts), strict=True))
-    return Plan(strategy, layout, codec, sized, _offsets(sized, codec), config.max_seqs)
+    offsets = _offsets(sized, codec)
+    if config.cache_bytes is not None and offsets[-1].end > config.cache_bytes:  # by what alignment adds
+        return plan(replace(config, cache_bytes=config.cache_bytes - ALIGNMENT), default_layout)
+    return Plan(strategy, layout, codec, sized, offsets, config.max_seqs)
 
 
 Member = TypeVar("Member")
@@ -131,7 +148,7 @@ def _effective_specs(config: CacheConfig, strategy: Strategy) -> list[LayerSpec]
     window = config.window
     if window is None and strategy.windowed:
         window = config.context
-    pinned = strategy.pinned if config.pinned is None else config.pinned
+    pinned = min(strategy.pinned, config.context) if config.pinned is None else config.pinned
     if not 0 <= pinned <= config.context:
         raise KvarnError(f"{pinned} pinned tokens do not fit a context of {config.context}")
     return [spec.narrowed(window, pinned) for spec in config.layers]

@@ -42,7 +42,7 @@ class Node:
         self.block: int | None = None  # the physical block, while resident
         self.why = Reason.EVICTED  # why it is not resident, or what it would mean if it were evicted now
         self.children: list[Node] = []  # ascending by tokens
-        self.growing: set[Growing] = set()
+        self.growing: dict[Growing, None] = {}  # in order of arrival, so that answers repeat
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -116,14 +116,14 @@ class PrefixTree:
         return node
 
     def grow(self, sequence: Growing, old: Node, new: Node) -> None:
-        old.growing.discard(sequence)
-        new.growing.add(sequence)
+        old.growing.pop(sequence, None)
+        new.growing[sequence] = None
         if old.block is None:
             self._prune(old)
 
     def end(self, sequence: Growing, node: Node) -> None:
         """The sequence is gone; what it had of an unfilled block is remembered, to explain a later miss."""
-        node.growing.discard(sequence)
+        node.growing.pop(sequence, None)
         tail = tuple(sequence.tail)
         place = self._place(node, tail)
         if tail and common(node.children[place].tokens if place < len(node.children) else (), tail) < len(tail):

@@ -44,8 +44,10 @@ class Store:
 
     def history(self, block: int, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of one block's first `length` slots, [length, head, dim], as views: nothing is copied."""
-        if length > self.panel_size:
-            raise BadArray(f"a view of {length} slots does not exist: a panel holds {self.panel_size}")
+        if not 0 <= block < len(self.k) or not 0 <= length <= self.panel_size:
+            raise BadArray(
+                f"block {block}, {length} slots: there are {len(self.k)} blocks, and a panel holds {self.panel_size}"
+            )
         return self.k[block, 0, :, :length].swapaxes(0, 1), self.v[block, 0, :, :length].swapaxes(0, 1)
 
     @classmethod
@@ -59,6 +61,8 @@ class Store:
             )
         if k.ndim not in (4, 5):
             raise BadArray(f"pages of rank {k.ndim}: give [page, layer, slot, head, dim] or [page, slot, head, dim]")
+        if not 0 <= layer < (k.shape[1] if k.ndim == 5 else 1):
+            raise BadArray(f"layer {layer} is not in pages of shape {k.shape}")
         pick = (slice(None), layer) if k.ndim == 5 else ()
         return cls(k[pick].swapaxes(1, 2)[:, None], v[pick].swapaxes(1, 2)[:, None], None, None, codec, counters)
 
@@ -109,7 +113,3 @@ class Table:
         new = np.diff(self.q_start)
         first = self.kv_len - new - self.q_start[:-1]  # position minus row of q
         return np.arange(self.q_start[-1], dtype=np.int32) + np.repeat(first, new)
-
-    def clear(self, row: int) -> None:
-        """The row's sequence is gone."""
-        self.n_blocks[row] = self.kv_len[row] = 0

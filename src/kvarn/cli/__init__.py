@@ -9,7 +9,14 @@ from importlib import import_module
 from kvarn import __version__
 from kvarn.errors import KvarnError
 
-COMMANDS = {"strategies": "drive every cache strategy with the same keys and compare them"}
+COMMANDS = {
+    "run": "continue a prompt",
+    "chat": "hold a conversation",
+    "perplexity": "measure how well a model predicts a text",
+    "inspect": "show a model's shape, tensors and cache sizes",
+    "pull": "fetch a model",
+    "strategies": "drive every cache strategy with the same keys and compare them",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

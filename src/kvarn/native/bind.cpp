@@ -2,9 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "isa.hpp"
+#include "markers.hpp"
+#include "spm.hpp"
 
 namespace nb = nanobind;
 
@@ -40,9 +43,35 @@ void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
     kvarn::cells().int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
 }
 
+std::string_view view(const nb::bytes& text) { return {text.c_str(), text.size()}; }
+
+std::vector<kvarn::Marker> markers(std::vector<std::string> texts, const std::vector<int32_t>& ids,
+                                   const std::vector<bool>& always, const std::vector<bool>& strips_right) {
+    if (texts.size() != ids.size() || texts.size() != always.size() || texts.size() != strips_right.size())
+        throw nb::value_error("markers: texts, ids, always and strips_right differ in length");
+    std::vector<kvarn::Marker> all;
+    all.reserve(texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) all.push_back({std::move(texts[i]), ids[i], always[i], strips_right[i]});
+    return all;
+}
+
+std::vector<std::tuple<int32_t, size_t, size_t>> split(const kvarn::Markers& self, nb::bytes text, bool special) {
+    std::vector<std::tuple<int32_t, size_t, size_t>> pieces;
+    nb::gil_scoped_release release;
+    for (const kvarn::Piece& piece : self.split(view(text), special))
+        pieces.emplace_back(piece.id, piece.begin, piece.end);
+    return pieces;
+}
+
+std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool special) {
+    nb::gil_scoped_release release;
+    return self.encode(view(text), special);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a tokenizer kept in a Python cache outlives the module: that is no leak
     m.def("cpu_features", &kvarn::cpu_features);
     m.def("isas", &kvarn::isas);
     m.def("isa", [] { return std::string(kvarn::cells().name); });
@@ -52,4 +81,26 @@ NB_MODULE(_native, m) {
     m.def("encode_bf16", &encode_bf16, x, out);
     m.def("encode_f16", &encode_f16, x, out);
     m.def("encode_int8", &encode_int8, x, out, scale);
+
+    nb::class_<kvarn::Markers>(m, "Markers")
+        .def("__init__",
+             [](kvarn::Markers* self, std::vector<std::string> texts, const std::vector<int32_t>& ids,
+                const std::vector<bool>& always, const std::vector<bool>& strips_right) {
+                 new (self) kvarn::Markers(markers(std::move(texts), ids, always, strips_right));
+             })
+        .def("split", &split, nb::arg("text"), nb::arg("special"));
+    nb::class_<kvarn::Spm>(m, "Spm")
+        .def(
+            "__init__",
+            [](kvarn::Spm* self, std::vector<std::string> tokens, Column<const float> scores,
+               std::vector<std::string> texts, const std::vector<int32_t>& ids, const std::vector<bool>& always,
+               const std::vector<bool>& strips_right, bool space_prefix, int32_t unknown) {
+                if (scores.shape(0) != tokens.size()) throw nb::value_error("Spm: one score per token is needed");
+                const std::vector<float> copy(scores.data(), scores.data() + scores.shape(0));
+                new (self) kvarn::Spm(std::move(tokens), copy, markers(std::move(texts), ids, always, strips_right),
+                                      space_prefix, unknown);
+            },
+            nb::arg("tokens"), nb::arg("scores").noconvert(), nb::arg("texts"), nb::arg("ids"), nb::arg("always"),
+            nb::arg("strips_right"), nb::arg("space_prefix"), nb::arg("unknown"))
+        .def("encode", &encode_spm, nb::arg("text"), nb::arg("special"));
 }

@@ -34,16 +34,11 @@ class Cyclic(Region):
         if dead:
             r.remove(dead.start, dead.stop)
 
-    def _lowest(self, r: RegionResidency) -> int:
-        # What `high` and its predecessors overwrote is gone, however far the sequence was rewound since.
-        return max(r.high - self.ring + 1, r.low)
-
     def _rewound(self, r: RegionResidency, length: int) -> None:
-        # Blocks that had left the list but are not overwritten come back: the list is made anew.
+        # Blocks that had left the list but are not overwritten come back: behind the pinned ones the list is made anew.
         end = ceil_div(length, self.block_size)
-        r.remove(0, len(r.blocks))
-        for logical in range(end):
-            if logical < self.pinned or logical * self.block_size + self.block_size > self.spec.floor(length):
-                r.end = logical
-                self._place(r)
+        r.remove(min(self.pinned, end, len(r.blocks)), len(r.blocks))
+        for logical in range(max(self.spec.floor(length) // self.block_size, self.pinned), end):
+            r.end = logical
+            self._place(r)
         r.end = end

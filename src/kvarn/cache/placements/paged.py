@@ -5,6 +5,7 @@ that a fork shares, gets a copy first. Under a window, blocks that no query can 
 commit, where they stay reusable until their place is needed.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from kvarn.cache.blocks import BlockPool
@@ -53,24 +54,27 @@ class Paged(Placement[PagedResidency]):
         root = self.residency(seq).node
         path = list(self.tree.walk(root, tokens))
         known = len(path) * self.block_size
-        reused = min(known, limit)
-        while (missing := self._missing(path, reused)) is not None:
-            reused = missing * self.block_size
-            stop = Stop(path[missing].why, known)
-        if reused == min(known, limit):
-            stop = self._stop(path[-1] if path else root, tokens, known) if known < limit else Stop(Reason.END, reused)
-        return Adoption(reused, stop)
+        reused = self._resident(path, min(known, limit))
+        if reused < min(known, limit):
+            return Adoption(reused, Stop(path[reused // self.block_size].why, known))
+        if known < limit:
+            return Adoption(reused, self._stop(path[-1] if path else root, tokens, known))
+        return Adoption(reused, Stop(Reason.END, reused))
 
-    def _needed(self, length: int) -> list[int]:
-        """Logical blocks that a query at position `length` can see, the highest first."""
+    def _resident(self, path: list[Node], length: int) -> int:
+        """The longest length <= `length` of which every block that the next query sees is resident.
+
+        A block that is missing ends the reuse before it; then the blocks before that are needed, down to its window."""
         size = self.block_size
-        lowest = max(self.spec.floor(length) // size, 0)
-        pinned = min(self.geometry.pinned_blocks, lowest)
-        window = range(lowest, ceil_div(length, size))
-        return [*reversed(window), *reversed(range(pinned))]
-
-    def _missing(self, path: list[Node], length: int) -> int | None:
-        return next((logical for logical in self._needed(length) if path[logical].block is None), None)
+        for logical, node in enumerate(path[: self.geometry.pinned_blocks]):
+            if node.block is None:
+                length = min(length, logical * size)
+        logical = ceil_div(length, size) - 1
+        while logical >= max(self.spec.floor(length) // size, 0):
+            if path[logical].block is None:
+                length = logical * size
+            logical -= 1
+        return length
 
     def _stop(self, node: Node, tokens: Sequence[int], known: int) -> Stop:
         """Why the tree knows no more than `known` tokens."""
@@ -85,7 +89,9 @@ class Paged(Placement[PagedResidency]):
     def _take(self, r: PagedResidency, tokens: Sequence[int], reused: int) -> None:
         size = self.block_size
         path = list(self.tree.walk(r.node, tokens[: ceil_div(reused, size) * size]))
-        for logical in reversed(self._needed(reused)):
+        lowest = max(self.spec.floor(reused) // size, 0)
+        pinned = range(min(self.geometry.pinned_blocks, lowest))
+        for logical in (*pinned, *range(lowest, len(path))):
             node = path[logical]
             assert node.block is not None
             self._share(node.block)
@@ -175,14 +181,13 @@ class Paged(Placement[PagedResidency]):
 
     # -- going back, branching, leaving ----------------------------------------------------------------------------
 
-    def _lowest(self, r: PagedResidency) -> int:
-        behind = r.firsts[self.geometry.pinned_blocks :]
-        return behind[0] // self.block_size if behind else r.end
+    def _intact_from(self, r: PagedResidency, end: int) -> int:
+        pinned = self.geometry.pinned_blocks
+        return r.firsts[pinned] // self.block_size if pinned < len(r.firsts) else r.end
 
     def _rewound(self, r: PagedResidency, length: int) -> None:
         size = self.block_size
-        keep = sum(first < length for first in r.firsts)
-        self._give_back(r.remove(keep, len(r.blocks)))
+        self._give_back(r.remove(bisect_left(r.firsts, length), len(r.blocks)))
         r.end = ceil_div(length, size)
         node, tail = r.node, r.tail
         while node.depth > length // size:
@@ -201,13 +206,13 @@ class Paged(Placement[PagedResidency]):
                 child.end = first // self.block_size
                 child.append(block, self.block_size)
         child.end = ceil_div(source.length, self.block_size)
-        child.node.growing.add(child)
+        child.node.growing[child] = None
         source.writable = 0
         return child
 
     def _new(self, salt: bytes) -> PagedResidency:
         r = PagedResidency(self.tree.root(salt))
-        r.node.growing.add(r)
+        r.node.growing[r] = None
         return r
 
     def _released(self, r: PagedResidency) -> None:

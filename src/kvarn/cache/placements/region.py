@@ -4,6 +4,7 @@ A member says which block of the run holds logical block j. Nothing is shared, s
 """
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from kvarn.cache.placement import Copy, Geometry, Placement, Residency
@@ -12,13 +13,12 @@ from kvarn.errors import BrokenInvariant
 
 
 class RegionResidency(Residency):
-    __slots__ = ("base", "high", "low")
+    __slots__ = ("base", "held")
 
-    def __init__(self) -> None:
+    def __init__(self, run: int) -> None:
         super().__init__()
         self.base: int | None = None  # first block of the run
-        self.high = -1  # highest logical block ever placed; a rewind does not lower it
-        self.low = 0  # lowest logical block this run ever held (a fork copies only what is resident)
+        self.held = [-1] * run  # which logical block was placed last at each place of the run: what a rewind finds
 
 
 class Region(Placement[RegionResidency]):
@@ -40,7 +40,7 @@ class Region(Placement[RegionResidency]):
         return self.residency(parent).base is None or bool(self._free)
 
     def _new(self, salt: bytes) -> RegionResidency:
-        return RegionResidency()
+        return RegionResidency(self.run)
 
     def _shortfall(self, r: RegionResidency, length: int) -> int:
         return 0 if r.base is not None or self._free else self.run
@@ -50,26 +50,29 @@ class Region(Placement[RegionResidency]):
             r.base = self._free.pop()
         while r.end * self.block_size < length:
             self._place(r)
-        r.high = max(r.high, r.end - 1)
         r.writable = min(r.end * self.block_size, self.geometry.context)
 
     def _place(self, r: RegionResidency) -> None:
         assert r.base is not None
-        r.append(r.base + self._offset(r.end), self.block_size)
+        offset = self._offset(r.end)
+        r.held[offset] = r.end
+        r.append(r.base + offset, self.block_size)
 
     def _committed(self, r: RegionResidency, tokens: Sequence[int]) -> None:
         pass
 
-    def _lowest(self, r: RegionResidency) -> int:
-        return 0
+    def _intact_from(self, r: RegionResidency, end: int) -> int:
+        lowest = end
+        while lowest > self.geometry.pinned_blocks and r.held[self._offset(lowest - 1)] == lowest - 1:
+            lowest -= 1
+        return lowest
 
     def _rewound(self, r: RegionResidency, length: int) -> None:
         r.end = ceil_div(length, self.block_size)
-        keep = sum(first < length for first in r.firsts)
-        r.remove(keep, len(r.blocks))
+        r.remove(bisect_left(r.firsts, length), len(r.blocks))
 
     def _forked(self, source: RegionResidency) -> RegionResidency:
-        child = RegionResidency()
+        child = RegionResidency(self.run)
         if source.base is None:
             return child
         child.base = self._free.pop()
@@ -81,9 +84,6 @@ class Region(Placement[RegionResidency]):
                 slots = min(self.block_size, source.length - first)
                 self._copies.append(Copy(block, child.blocks[-1], slots))
         child.end = ceil_div(source.length, self.block_size)
-        child.high = child.end - 1
-        behind = child.firsts[self.geometry.pinned_blocks :]
-        child.low = behind[0] // self.block_size if behind else child.end
         return child
 
     def _released(self, r: RegionResidency) -> None:

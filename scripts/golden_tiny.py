@@ -1,0 +1,41 @@
+"""Golden data from llama.cpp for tiny random models of every architecture and rope scaling.
+
+    pip install xllamacpp gguf numpy      (in an environment of its own)
+    python scripts/golden_tiny.py
+
+Writes tests/golden/tiny.json: for each variant the eight most likely next tokens and their log-probabilities at every
+position of 60 random tokens. The models are made by tests/tiny_gguf.py, the same bytes each time.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
+
+import golden_llamacpp  # noqa: E402
+import tiny_gguf  # noqa: E402
+
+
+def main() -> None:
+    golden = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for variant in tiny_gguf.VARIANTS:
+            server = golden_llamacpp.open_server(str(tiny_gguf.write(Path(folder) / f"{variant}.gguf", variant)))
+            text = tiny_gguf.tokens(variant)
+            steps = []
+            for end in range(1, len(text) + 1):
+                (step,) = golden_llamacpp.predict(server, text[:end], 1, 8, tuple(range(128, 256)))[:1]
+                steps.append([[top["id"], round(top["logprob"], 5)] for top in step["top_logprobs"]])
+            golden[variant] = steps
+            print(variant, steps[-1][:3], flush=True)
+            del server
+    out = ROOT / "tests" / "golden" / "tiny.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(golden) + "\n")
+
+
+if __name__ == "__main__":
+    main()

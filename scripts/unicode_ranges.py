@@ -1,0 +1,39 @@
+"""Prints the tables of kvarn/text/unicode151.py from a Unicode 15.1 database: Python 3.13's own, or unicodedata2 15.1.
+
+python scripts/unicode_ranges.py > src/kvarn/text/unicode151.py
+"""
+
+import sys
+import textwrap
+
+try:
+    import unicodedata2 as unicodedata
+except ImportError:
+    import unicodedata
+
+VERSION = "15.1.0"
+HEADER = '''"""Unicode 15.1: which code points are letters, numbers and punctuation (general categories L, N, P).
+
+Pre-tokenizers split words by these. They are written out because a regex library brings the tables of whatever Unicode
+version it was built with, and then the same text gives other tokens. Made by scripts/unicode_ranges.py; do not edit.
+"""
+'''
+
+
+def ranges(category: str) -> str:
+    found: list[list[int]] = []
+    for code in range(0x110000):
+        if not unicodedata.category(chr(code)).startswith(category):
+            continue
+        if found and found[-1][1] == code - 1:
+            found[-1][1] = code
+        else:
+            found.append([code, code])
+    return " ".join(f"{a:X}" if a == b else f"{a:X}-{b:X}" for a, b in found)
+
+
+if unicodedata.unidata_version != VERSION:
+    sys.exit(f"Unicode {VERSION} is needed, this is {unicodedata.unidata_version}: use Python 3.13 or unicodedata2")
+print(HEADER)
+for name, category in (("LETTERS", "L"), ("NUMBERS", "N"), ("PUNCTUATION", "P")):
+    print(f'{name} = """\n{textwrap.fill(ranges(category), 120, break_on_hyphens=False)}\n"""')

@@ -1,0 +1,89 @@
+"""`kvarn chat`: a conversation. What was said stays in the cache, so a turn computes only what is new.
+
+Ctrl-C stops the answer and not the program; Ctrl-D or /exit ends it.
+"""
+
+import argparse
+import sys
+
+from kvarn.cli import flags
+from kvarn.cli.run import summary
+from kvarn.errors import KvarnError
+from kvarn.llm import LLM
+from kvarn.request import SamplingParams
+
+HELP = """/help     this text
+/clear    forget the conversation
+/stats    what the last answer reused and cost
+/exit     leave (or Ctrl-D)"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-sys", "--system", help="a system message")
+    flags.add_model_flags(parser)
+    flags.add_sampling_flags(parser)
+    parser.set_defaults(predict=512)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.json:
+        raise KvarnError("a conversation has no JSON form: use `kvarn run --chat --json`")
+    params = flags.sampling_params(args)
+    # Turns share prefixes, and only pages can; the user's choice stands where there is one.
+    llm = flags.load(args, cache="paged" if args.cache == "auto" else args.cache)
+    llm.template  # noqa: B018 - a model without a template is refused before the first question
+    Conversation(llm, params, args.system).loop()
+
+
+class Conversation:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self.llm = llm
+        self.params = params
+        self.start = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self.start)
+        self.last = "nothing has been said yet"
+
+    def loop(self) -> None:
+        if sys.stdin.isatty():
+            print(f"{self.llm.config.name}; /help for help", file=sys.stderr)
+        while True:
+            try:
+                line = input("> " if sys.stdin.isatty() else "").strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                print()
+                continue
+            if line == "/exit":
+                return
+            if line.startswith("/"):
+                self.command(line)
+            elif line:
+                self.turn(line)
+
+    def command(self, line: str) -> None:
+        if line == "/help":
+            print(HELP)
+        elif line == "/clear":
+            self.messages = list(self.start)
+        elif line == "/stats":
+            print(self.last)
+        else:
+            print(f"{line}: there is no such command; /help lists them")
+
+    def turn(self, line: str) -> None:
+        self.messages.append({"role": "user", "content": line})
+        try:
+            job = self.llm.start(self.llm.render(self.messages), self.params)
+        except KvarnError as error:
+            self.messages.pop()
+            print(f"{error} (/clear forgets the conversation)")
+            return
+        try:
+            for piece in self.llm.stream_job(job):
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            self.llm.engine.cancel(job.request)
+        print()
+        self.last = summary(job, self.llm.engine.stats)
+        self.messages.append({"role": "assistant", "content": job.output().text})

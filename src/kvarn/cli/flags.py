@@ -1,0 +1,118 @@
+"""Flags that several commands share, spelled as llama.cpp's users know them, and what they build."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from kvarn import progress
+from kvarn.cache.codecs import CODECS
+from kvarn.cache.layouts import LAYOUTS
+from kvarn.cache.strategy import NAMES
+from kvarn.errors import KvarnError
+from kvarn.llm import LLM
+from kvarn.request import SamplingParams
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1) -> None:
+    parser.add_argument("-m", "--model", default="smollm2", help="name, .gguf, folder, hf:org/repo (default: smollm2)")
+    parser.add_argument("-c", "--ctx-size", type=int, help="context: prompt plus answer (default: up to 4096)")
+    parser.add_argument("-b", "--batch-size", type=int, default=512, help="most tokens per step (default: %(default)s)")
+    parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
+    parser.add_argument("-np", "--parallel", type=int, default=max_seqs, help="sequences at once (%(default)s)")
+    add_cache_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
+
+
+def add_cache_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cache")
+    group.add_argument("--cache", choices=NAMES, default="auto", help="strategy (default: auto)")
+    group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help="cells (default: bf16)")
+    group.add_argument("--cache-layout", choices=tuple(LAYOUTS), help="order of the bytes in a block")
+    group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help="budget for keys and values")
+    group.add_argument("--block-size", type=int, help="slots per block, a power of two from 16")
+    group.add_argument("--window", type=int, help="how far back a token sees")
+    group.add_argument("--pinned", type=int, help="first tokens that stay visible outside the window")
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("-n", "--predict", type=int, default=128, help="most tokens to generate (default: %(default)s)")
+    group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy (default: 0)")
+    group.add_argument("--top-k", type=int, default=0, help="0 is off (default: 0)")
+    group.add_argument("--top-p", type=float, default=1.0, help="1 is off (default: 1)")
+    group.add_argument("--min-p", type=float, default=0.0, help="0 is off (default: 0)")
+    group.add_argument("--repeat-penalty", type=float, default=1.0, help="1 is off (default: 1)")
+    group.add_argument("--presence-penalty", type=float, default=0.0, help="0 is off (default: 0)")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, help="0 is off (default: 0)")
+    group.add_argument("--seed", type=int, help="the same seed gives the same text (default: a fresh one)")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument("--ignore-eos", action="store_true", help="go on past the model's end token")
+
+
+def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-p", "--prompt", help="the prompt; - reads standard input")
+    parser.add_argument("-f", "--file", help="a file that holds the prompt")
+
+
+def parse_bytes(text: str) -> int:
+    unit = UNITS.get(text[-1:].upper(), 1)
+    number = text[:-1] if text[-1:].upper() in UNITS else text
+    try:
+        return int(float(number) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: give 500M or 2G") from None
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=args.predict,
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repeat_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        seed=args.seed,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+    )
+
+
+def load(args: argparse.Namespace, cache: str | None = None) -> LLM:
+    """The model that the flags describe, with a line of progress where somebody watches."""
+    with progress.Line() as line:
+        return LLM(
+            args.model,
+            cache=cache or args.cache,
+            cache_type=args.cache_type,
+            cache_layout=args.cache_layout,
+            cache_bytes=args.cache_bytes,
+            block_size=args.block_size,
+            window=args.window,
+            pinned=args.pinned,
+            context=args.ctx_size,
+            max_seqs=args.parallel,
+            max_batch_tokens=args.batch_size,
+            threads=args.threads,
+            progress=line,
+        )
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    if (args.prompt is None) == (args.file is None):
+        raise KvarnError("give the prompt with -p TEXT, or with -f FILE")
+    if args.prompt == "-":
+        return sys.stdin.read()
+    return args.prompt if args.prompt is not None else read_text(args.file)
+
+
+def read_text(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise KvarnError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise KvarnError(f"{name} is not UTF-8 text (byte {error.start}): convert it first") from None

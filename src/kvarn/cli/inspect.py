@@ -1,0 +1,100 @@
+"""`kvarn inspect`: what is in a model file, and what its keys and values cost."""
+
+import argparse
+import json
+from collections import Counter
+
+from kvarn import progress
+from kvarn.cache.codecs import CODECS
+from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.strategy import STRATEGIES
+from kvarn.cli.text import human_bytes, print_table
+from kvarn.errors import KvarnError
+from kvarn.llm import DEFAULT_CONTEXT
+from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.pull import resolve
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="smollm2", help="a name, .gguf, folder or hf:org/repo")
+    parser.add_argument("-c", "--ctx-size", type=int, help="context for the sizes (default: up to 4096)")
+    parser.add_argument("--window", type=int, help="window of ring, sliding and sinks")
+    parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    with progress.Line() as line:
+        checkpoint = open_checkpoint(resolve(args.model, progress=line))
+    facts = collect(checkpoint, args)
+    if args.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(facts)
+
+
+def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
+    config = checkpoint.config
+    context = args.ctx_size or min(config.context, DEFAULT_CONTEXT)
+    types: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for info in checkpoint.infos:
+        types[info.type] += 1
+        sizes[info.type] += info.nbytes
+    return {
+        "name": config.name,
+        "architecture": config.architecture,
+        "layers": config.n_layers,
+        "hidden": config.hidden,
+        "feed_forward": config.feed_forward,
+        "heads": config.n_heads,
+        "kv_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "vocabulary": config.vocab_size,
+        "trained_context": config.context,
+        "windows": sorted({w for w in config.windows if w is not None}),
+        "rope_base": config.rope.base,
+        "tensors": [{"type": t, "count": types[t], "bytes": sizes[t]} for t in sorted(types)],
+        "context": context,
+        "kv_cache": [row for name in STRATEGIES for row in kv_rows(checkpoint, name, context, args.window)],
+    }
+
+
+def kv_rows(checkpoint: Checkpoint, strategy: str, context: int, window: int | None) -> list[dict[str, object]]:
+    windowed = window if STRATEGIES[strategy].windowed else None
+    rows: list[dict[str, object]] = []
+    for codec in CODECS:
+        config = CacheConfig(checkpoint.config.layer_specs, context, strategy, codec, window=windowed)
+        try:
+            made = plan(config)
+        except KvarnError:  # repeated, where there is nothing to repeat
+            continue
+        rows.append(
+            {"strategy": strategy, "codec": codec, "bytes_per_token": made.bytes_per_token, "bytes": made.nbytes}
+        )
+    return rows
+
+
+def show(facts: dict[str, object]) -> None:
+    shape = ("layers", "hidden", "feed_forward", "vocabulary", "trained_context", "rope_base")
+    for key in ("name", "architecture", *shape):
+        print(f"{key.replace('_', ' '):<16} {facts[key]}")
+    print(f"{'heads':<16} {facts['heads']} query, {facts['kv_heads']} KV, of {facts['head_dim']}")
+    if facts["windows"]:
+        print(f"{'windows':<16} {', '.join(str(w) for w in facts['windows'])}")  # type: ignore[attr-defined]
+    tensors, rows = facts["tensors"], facts["kv_cache"]
+    assert isinstance(tensors, list)
+    assert isinstance(rows, list)
+    print()
+    print_table(("tensors", "count", "bytes"), [(t["type"], str(t["count"]), human_bytes(t["bytes"])) for t in tensors])
+    print(f"\nkeys and values: bytes per token, and of one sequence at a context of {facts['context']}\n")
+    by_strategy: dict[str, dict[str, dict[str, int]]] = {}
+    for row in rows:
+        by_strategy.setdefault(row["strategy"], {})[row["codec"]] = row
+    header = ("strategy", *(f"{codec} {what}" for codec in CODECS for what in ("/token", "total")))
+    lines = []
+    for name, cells in by_strategy.items():
+        line = [name]
+        for codec in CODECS:
+            line += [f"{cells[codec]['bytes_per_token']:,}", human_bytes(cells[codec]["bytes"])]
+        lines.append(line)
+    print_table(header, lines)

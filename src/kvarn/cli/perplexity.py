@@ -1,0 +1,38 @@
+"""`kvarn perplexity`: how well a model predicts a text, by llama.cpp's protocol."""
+
+import argparse
+import json
+import sys
+
+from kvarn import scoring
+from kvarn.cli import flags
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", required=True, help="the text")
+    parser.add_argument("--chunks", type=int, help="score only the first N windows")
+    flags.add_model_flags(parser)
+    parser.set_defaults(ctx_size=512)
+
+
+def run(args: argparse.Namespace) -> None:
+    text = flags.read_text(args.file)
+    llm = flags.load(args)
+    tokens = llm.tokenizer.encode(text)
+    watched = sys.stderr.isatty()
+
+    def progress(so_far: scoring.Perplexity, total: int) -> None:
+        if watched:
+            print(f"\r[{so_far.chunks}/{total}] {so_far.ppl:.4f} ", end="", file=sys.stderr, flush=True)
+
+    bos = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
+    result = scoring.perplexity(
+        llm.program, llm.cache, tokens, args.ctx_size, args.chunks, bos, min(args.batch_size, args.ctx_size), progress
+    )
+    if watched:
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+    if args.json:
+        print(json.dumps(result._asdict()))
+    else:
+        scored = f"{result.tokens} tokens in {result.chunks} windows"
+        print(f"perplexity {result.ppl:.4f} +/- {result.error:.4f} over {scored}")

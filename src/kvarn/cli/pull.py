@@ -1,0 +1,16 @@
+"""`kvarn pull`: fetch a model into the cache folder and say where it is."""
+
+import argparse
+
+from kvarn import progress
+from kvarn.loading.pull import resolve
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="smollm2", help="a name, or hf:org/repo[/file.gguf]")
+
+
+def run(args: argparse.Namespace) -> None:
+    with progress.Line() as line:
+        path = resolve(args.model, progress=line)
+    print(path)

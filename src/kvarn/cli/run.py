@@ -1,0 +1,76 @@
+"""`kvarn run`: continue a prompt, streamed as it is computed."""
+
+import argparse
+import json
+import sys
+import time
+
+from kvarn.cli import flags
+from kvarn.llm import LLM, Job
+from kvarn.stats import EngineStats
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    flags.add_prompt_flags(parser)
+    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    flags.add_model_flags(parser)
+    flags.add_sampling_flags(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    prompt, params = flags.read_prompt(args), flags.sampling_params(args)
+    start = time.perf_counter()
+    llm = flags.load(args)
+    load_seconds = time.perf_counter() - start
+    job = llm.start(llm.render([{"role": "user", "content": prompt}]) if args.chat else prompt, params)
+    pieces = llm.stream_job(job)
+    if args.json:
+        for _ in pieces:
+            pass
+        print(json.dumps(report(llm, job, load_seconds), ensure_ascii=False))
+        return
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    print(summary(job, llm.engine.stats), file=sys.stderr)
+
+
+def rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds else 0.0
+
+
+def summary(job: Job, stats: EngineStats) -> str:
+    output = job.output()
+    return (
+        f"[prompt {output.prompt_tokens} tokens, {output.cached_tokens} of them cached; "
+        f"answer {len(output.tokens)} tokens, {rate(stats.decode_tokens, stats.decode_seconds):.1f} per second; "
+        f"{output.finish_reason}]"
+    )
+
+
+def report(llm: LLM, job: Job, load_seconds: float) -> dict[str, object]:
+    output, stats, cache = job.output(), llm.engine.stats, llm.cache
+    return {
+        "text": output.text,
+        "tokens": output.tokens,
+        "prompt_tokens": output.prompt_tokens,
+        "cached_tokens": output.cached_tokens,
+        "finish_reason": output.finish_reason,
+        "timings": {
+            "load_ms": 1000 * load_seconds,
+            "prefill_ms": 1000 * stats.prefill_seconds,
+            "prefill_tok_s": rate(stats.prefill_tokens, stats.prefill_seconds),
+            "decode_tok_s": rate(stats.decode_tokens, stats.decode_seconds),
+        },
+        "cache": {
+            "strategy": cache.plan.strategy.name,
+            "layout": cache.plan.layout.name,
+            "codec": cache.plan.codec.name,
+            "bytes": cache.plan.nbytes,
+            "blocks_used": stats.peak_blocks,
+            "bytes_written": cache.counters.written,
+            "bytes_read": cache.counters.read,
+            "bytes_copied": cache.counters.copied,
+        },
+        "kernels": dict(cache.counters.calls),
+    }

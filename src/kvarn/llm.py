@@ -1,0 +1,237 @@
+"""The Python API: a model, its tokenizer and an engine behind four lines.
+
+    from kvarn import LLM, SamplingParams
+    llm = LLM("smollm2", cache="paged")
+    print(llm.generate("The quick brown fox")[0].text)
+
+Text comes in and goes out here; underneath there are only token ids. One thread at a time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvarn.backends.reference import Reference
+from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.cache import KVCache
+from kvarn.cache.codec import Floats
+from kvarn.cache.plan import CacheConfig
+from kvarn.engine import Engine, Event
+from kvarn.errors import KvarnError
+from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.pull import resolve
+from kvarn.models.architectures import forward_of
+from kvarn.models.weights import needed
+from kvarn.progress import Progress, quiet
+from kvarn.request import Request, Sample, SamplingParams
+from kvarn.text.chat import ChatTemplate
+from kvarn.text.tokenizer import Tokenizer
+from kvarn.text.writer import Writer
+from kvarn.threads import limit_threads
+
+DEFAULT_CONTEXT = 4096  # or what the model was trained for, if that is less
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the most likely tokens at this place
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    text: str
+    tokens: list[int]
+    finish_reason: str  # stop, length, cancelled
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The answer to one prompt: n completions."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, reused from the cache
+    completions: list[Completion]
+
+    @property
+    def text(self) -> str:
+        return self.completions[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.completions[0].tokens
+
+    @property
+    def finish_reason(self) -> str:
+        return self.completions[0].finish_reason
+
+
+class LLM:
+    """A model ready to answer.
+
+    `model` is a name (`smollm2`), a .gguf file, a folder with safetensors, or hf:org/repo[/file.gguf]. `cache` is a
+    strategy (`kvarn strategies` lists them), `cache_type` a codec. `context` bounds prompt plus answer, `max_seqs` how
+    many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most."""
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2",
+        *,
+        cache: str = "auto",
+        cache_type: str = "bf16",
+        cache_layout: str | None = None,
+        cache_bytes: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
+        pinned: int | None = None,
+        context: int | None = None,
+        max_seqs: int = 8,
+        max_batch_tokens: int = 512,
+        threads: int | None = None,
+        progress: Progress = quiet,
+    ) -> None:
+        limit_threads(threads)
+        checkpoint = open_checkpoint(resolve(str(model), progress=progress))
+        self.config = checkpoint.config
+        if context is not None and context > self.config.context:
+            raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
+        self.tokenizer = tokenizer_of(checkpoint)
+        backend = Reference()
+        config = CacheConfig(
+            layers=self.config.layer_specs,
+            context=context or min(self.config.context, DEFAULT_CONTEXT),
+            strategy=cache,
+            codec=cache_type,
+            layout=cache_layout,
+            block_size=block_size,
+            max_seqs=max_seqs,
+            max_chunk=max_batch_tokens,
+            window=window,
+            pinned=pinned,
+            cache_bytes=cache_bytes,
+        )
+        kv = KVCache(config, backend)  # before the weights: what does not fit is refused at once
+        self.program = ReferenceProgram(self.config, load_weights(checkpoint, progress))
+        self.engine = Engine(self.program, kv, max_batch_tokens, self.tokenizer.eos_ids)
+
+    @property
+    def cache(self) -> KVCache:
+        return self.engine.cache
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
+        """Continue each prompt (text, or token ids); all of them are computed together."""
+        jobs = [self.start(prompt, params or SamplingParams()) for prompt in _batch(prompts)]
+        try:
+            while any(not job.done for job in jobs):
+                self._step(jobs)
+        finally:
+            for job in jobs:
+                self.engine.cancel(job.request)
+        return [job.output() for job in jobs]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """The text of one completion, piece by piece. Leaving the loop early frees what it held."""
+        yield from self.stream_job(self.start(prompt, params or SamplingParams()))
+
+    def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Output:
+        """Answer a conversation, [{"role": "user", "content": "..."}], in the model's own template."""
+        return self.generate(self.render(messages), params)[0]
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The token ids of a conversation, ready for the answer."""
+        return self.tokenizer.encode(self.template.render(messages), special=True)
+
+    @property
+    def template(self) -> "ChatTemplate":
+        tokenizer = self.tokenizer
+        return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+
+    # -- jobs: a request with its text ---------------------------------------------------------------------------
+
+    def stream_job(self, job: "Job") -> Iterator[str]:
+        try:
+            while not job.done:
+                self._step([job])
+                if piece := job.writers[0].take():
+                    yield piece
+        finally:
+            self.engine.cancel(job.request)
+
+    def start(self, prompt: Prompt, params: SamplingParams) -> "Job":
+        """Queue a prompt; `stream_job` runs it."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request = self.engine.add(tokens, params)
+        return Job(request, [Writer(self.tokenizer, tokens, params.stop) for _ in range(params.n)])
+
+    def _step(self, jobs: Sequence["Job"]) -> None:
+        by_request = {id(job.request): job for job in jobs}
+        for event in self.engine.step():
+            job = by_request.get(id(event.sample.request))
+            if job is not None and job.push(event):
+                self.engine.finish(event.sample, "stop")
+
+
+@dataclass(slots=True)
+class Job:
+    """A request and the text of its samples."""
+
+    request: Request
+    writers: list[Writer]
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return all(sample.finish_reason for sample in self.request.samples)
+
+    def push(self, event: Event) -> bool:
+        """Take a token; True when the text has reached a stop string."""
+        sample, sampled = event
+        if sampled.logprob is not None:
+            self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
+        writer = self.writers[sample.index]
+        ended_by_token = sample.finish_reason == "stop"
+        stopped = not ended_by_token and writer.push(sampled.token)
+        if sample.finish_reason or stopped:
+            writer.close()
+        return stopped
+
+    def output(self) -> Output:
+        adoption = self.request.adoption
+        completions = [self._completion(sample) for sample in self.request.samples]
+        return Output(len(self.request.prompt), adoption.reused if adoption else 0, completions)
+
+    def _completion(self, sample: Sample) -> Completion:
+        return Completion(
+            self.writers[sample.index].text,
+            sample.output,
+            sample.finish_reason or "cancelled",
+            self.logprobs.get(sample.index, []),
+        )
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, text or ids, or several of them -> several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = [prompt for prompt in prompts if isinstance(prompt, str | Sequence)]
+    return several if len(several) == len(prompts) else [[int(token) for token in prompts]]  # type: ignore[arg-type]
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    if checkpoint.folder is not None:
+        return Tokenizer.from_folder(checkpoint.folder)
+    return Tokenizer.from_gguf(checkpoint.metadata)
+
+
+def load_weights(checkpoint: Checkpoint, progress: Progress) -> dict[str, Floats]:
+    names = needed(forward_of(checkpoint.config.architecture), checkpoint.config, checkpoint.has)
+    weights = {}
+    for done, name in enumerate(names):
+        progress("loading", done, len(names))
+        weights[name] = checkpoint.tensor(name)
+    progress("loading", len(names), len(names))
+    return weights

@@ -1,0 +1,133 @@
+"""A model as models see it, whatever it is stored as: a configuration and canonical tensors.
+
+`open_checkpoint` takes a GGUF file or a Hugging Face folder and checks it whole, so that `tensor` cannot fail later for
+want of anything. `tensor` gives float32; `encoded` the stored bytes, for backends that multiply without widening.
+Nothing is kept: a caller holds what it loaded.
+Non-goals: fetching (pull.py), the meaning of names (names.py), tokenizers.
+"""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from kvarn.errors import BadModel
+from kvarn.loading.encodings import ENCODINGS, TensorInfo
+from kvarn.loading.gguf import GGUFFile
+from kvarn.loading.gguf_config import gguf_config
+from kvarn.loading.hf_config import hf_config, settings
+from kvarn.loading.names import Piece, find, gguf_spelling, hf_spelling, shapes
+from kvarn.loading.quants import READABLE, Bytes, Floats, dequantize
+from kvarn.loading.safetensors import SafetensorsFolder
+from kvarn.models.config import ModelConfig
+
+Kind = Literal["gguf", "safetensors"]
+
+
+class Source(Protocol):
+    @property
+    def path(self) -> Path: ...
+    @property
+    def tensors(self) -> dict[str, TensorInfo]: ...
+    def raw(self, name: str) -> Bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A canonical tensor's bytes; a view of the file unless its rows had to be moved."""
+
+    type: str
+    shape: tuple[int, ...]
+    rows: Bytes  # [rows, bytes of a row]
+
+
+class Checkpoint:
+    def __init__(self, source: Source, kind: Kind, config: ModelConfig, pieces: dict[str, Piece]) -> None:
+        self.path = source.path
+        self.kind = kind
+        self.config = config
+        self.metadata: dict[str, Any] = source.metadata if isinstance(source, GGUFFile) else {}  # GGUF's keys
+        self.folder = source.path if kind == "safetensors" else None  # where tokenizer.json lies
+        self._source = source
+        self._pieces = pieces
+        wanted = shapes(config)
+        self.infos: list[TensorInfo] = [self._info(name, wanted[name][0]) for name in pieces]
+        self._shapes = {info.name: info.shape for info in self.infos}
+
+    def has(self, name: str) -> bool:
+        """Without `output.weight` the embedding serves for it."""
+        return name in self._pieces
+
+    def tensor(self, name: str) -> Floats:
+        piece = self._piece(name)
+        stored = self._stored(name, piece)
+        numbers = dequantize(stored.rows, stored.type, stored.shape)
+        if piece.plus:
+            numbers += np.float32(piece.plus)
+        return numbers
+
+    def encoded(self, name: str) -> Encoded:
+        piece = self._piece(name)
+        if not piece.plus:
+            return self._stored(name, piece)
+        numbers = self.tensor(name)
+        return Encoded("F32", numbers.shape, numbers.reshape(-1, numbers.shape[-1]).view(np.uint8))
+
+    def _piece(self, name: str) -> Piece:
+        if name not in self._pieces:
+            raise BadModel(f"{self.path} has no tensor {name}; ask `has` first for those that a model may lack")
+        return self._pieces[name]
+
+    def _stored(self, name: str, piece: Piece) -> Encoded:
+        info, shape = self._source.tensors[piece.source], self._shapes[name]
+        encoding = ENCODINGS[info.type]
+        raw = self._source.raw(piece.source)
+        if piece.rows is None and not piece.n_paired_heads:
+            return Encoded(info.type, shape, raw.reshape(-1, encoding.row_bytes(shape[-1])))
+        # A vector's elements are its rows here: biases are cut and moved like the weights they belong to.
+        rows = raw.reshape(info.shape[0], -1)
+        if piece.rows is not None:
+            rows = rows[piece.rows.start : piece.rows.stop]
+        if piece.n_paired_heads:
+            rows = rows[_halves_from_pairs(piece.n_paired_heads, self.config.head_dim, self.config.rope.dim)]
+        return Encoded(info.type, shape, rows.reshape(-1, encoding.row_bytes(shape[-1])))
+
+    def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        piece = self._pieces[name]
+        info = self._source.tensors[piece.source]
+        if info.type not in READABLE:
+            raise BadModel(
+                f"{self.path}: tensor {info.name} is {info.type}, which kvarn does not read; convert it to F16"
+            )
+        if ENCODINGS[info.type].block_size > 1 and len(shape) == 1 and (piece.rows or piece.n_paired_heads):
+            raise BadModel(f"{self.path}: tensor {info.name} is {info.type}, and a bias may not be; convert it to F32")
+        row = info.nbytes // info.shape[0]
+        start, stop = (0, info.shape[0]) if piece.rows is None else piece.rows[:2]
+        return TensorInfo(name, info.type, shape, info.offset + start * row, (stop - start) * row)
+
+
+def _halves_from_pairs(n_heads: int, head_dim: int, rope_dim: int) -> Any:
+    """Which stored row each canonical row is: 0 2 4 .. 1 3 5 .. in the rotated part of a head, the rest as it is."""
+    head = np.arange(head_dim)
+    head[:rope_dim] = np.arange(rope_dim).reshape(-1, 2).T.ravel()
+    return (np.arange(n_heads)[:, None] * head_dim + head).ravel()  # [n_heads * head_dim]
+
+
+def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
+    """A .gguf file or a folder with config.json and safetensors."""
+    path = Path(path)
+    if path.is_dir():
+        folder = SafetensorsFolder.open(path)
+        config = hf_config(path, folder.config, len(folder.tensors))
+        tied = settings(path, folder.config).flag("tie_word_embeddings", False)
+        spelling = hf_spelling(config.architecture, folder.tensors, tied)
+        pieces = find(config, spelling, folder.tensors, str(path))
+        if not tied and "output.weight" not in pieces:
+            raise BadModel(f"{path} has no tensor lm_head.weight, and its config.json does not tie it; fetch it again")
+        return Checkpoint(folder, "safetensors", config, pieces)
+    file = GGUFFile.open(path)
+    config = gguf_config(file)
+    pieces = find(config, gguf_spelling(config.architecture), file.tensors, str(path))
+    return Checkpoint(file, "gguf", config, pieces)

@@ -1,0 +1,101 @@
+"""A model's settings by name, read with the type and range that they must have.
+
+Both a GGUF header and a config.json are dictionaries that somebody else wrote: a setting may be missing, null, of
+another type, absurd, or given once per layer. What does not fit raises `BadModel` naming the file and the setting.
+Non-goals: knowing any setting (gguf_config.py, hf_config.py).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvarn.errors import BadModel
+
+_LARGEST = 1 << 40  # no count, size or context of a model comes near it
+
+
+class Fields:
+    def __init__(self, where: str, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.where = where
+        self.prefix = prefix
+        self.values = values
+
+    def get(self, key: str) -> Any:
+        """None when missing or null. A list that says the same for every layer is that one value."""
+        value = self.values.get(self.prefix + key)
+        if isinstance(value, np.ndarray):
+            several = value.size == 0 or (value != value[0]).any()
+            return value.tolist() if several else value[0].item()
+        return value
+
+    def bad(self, key: str, wanted: str) -> BadModel:
+        value = self.values.get(self.prefix + key)
+        return BadModel(
+            f"{self.where}: {self.prefix}{key} is {value!r}, not {wanted}; fetch or convert the model again"
+        )
+
+    def missing(self, key: str) -> BadModel:
+        return BadModel(f"{self.where} does not say {self.prefix}{key}; fetch or convert the model again")
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return default
+        if isinstance(value, list):
+            remedy = "which kvarn does not run; use another model"
+            raise BadModel(f"{self.where}: {self.prefix}{key} differs from layer to layer, {remedy}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not least <= value <= _LARGEST:
+            raise self.bad(key, f"a whole number from {least}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive one: no setting of a model may be zero or negative."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.bad(key, "a number")
+        if not (math.isfinite(value) and 0 < value <= _LARGEST):
+            raise self.bad(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return default
+        if not isinstance(value, str):
+            raise self.bad(key, "text")
+        return value
+
+    def inside(self, key: str) -> "Fields":
+        """The settings of a nested dictionary; none of them when there is no such dictionary."""
+        value = self.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.bad(key, "a dictionary")
+        return Fields(f"{self.where}: {key}", value)
+
+    def refuse(self, key: str, neutral: tuple[Any, ...], what: str) -> None:
+        """A setting that would change the arithmetic in a way that kvarn does not have."""
+        value = self.get(key)
+        if value is not None and value not in neutral:
+            raise BadModel(f"{self.where}: {self.prefix}{key} is {value!r}: kvarn has no {what}; use another model")

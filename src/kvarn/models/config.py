@@ -1,0 +1,76 @@
+"""A model's shape and constants, whatever file they came from. Loading fills it in; models and the cache read it."""
+
+from dataclasses import dataclass
+
+from kvarn.cache.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """Frequencies divided one by one: what a GGUF file carries as `rope_freqs.weight`."""
+
+    factors: tuple[float, ...]  # [rope_dim / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None  # None: 1 + 0.1 ln(factor)
+
+
+RopeScaling = LinearScaling | Llama3Scaling | FactorScaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    base: float
+    dim: int  # dimensions of a head that are rotated, pairs (i, i + dim / 2)
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    architecture: str  # llama, qwen2, qwen3, gemma3, phi3
+    name: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden: int
+    feed_forward: int
+    vocab_size: int
+    context: int  # the longest sequence the model was trained for
+    norm_eps: float
+    rope: Rope
+    windows: tuple[int | None, ...]  # by layer; None sees everything
+    local_rope: Rope | None = None  # of layers with a window, where it differs (Gemma 3)
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """What the cache must hold for each layer."""
+        return tuple(LayerSpec(self.n_heads, self.n_kv_heads, self.head_dim, window=w) for w in self.windows)
+
+    def rope_of(self, layer: int) -> Rope:
+        local = self.windows[layer] is not None and self.local_rope is not None
+        return self.local_rope if local and self.local_rope is not None else self.rope

@@ -1,0 +1,44 @@
+// Splits a text at tokens that are matched as a whole: control tokens, the unknown token, user-defined tokens.
+// Contract: longer tokens are cut out of the whole text before shorter ones are looked for, each from left to right;
+// that is not the same as taking the longest match at every position, and models are trained on it. Non-goals: what
+// happens to the text between the tokens; Python types.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kvarn {
+
+struct Marker {
+    std::string text;
+    int32_t id;
+    bool always;        // matched even where control tokens are not asked for
+    bool strips_right;  // swallows the white space that follows
+};
+
+struct Piece {
+    int32_t id;  // -1: plain text
+    size_t begin, end;
+};
+
+class Markers {
+  public:
+    explicit Markers(std::vector<Marker> markers);
+    std::vector<Piece> split(std::string_view text, bool special) const;
+
+  private:
+    struct Node {
+        std::vector<std::pair<uint8_t, int32_t>> next;
+        int32_t marker = -1;
+    };
+    std::vector<int32_t> seen(std::string_view text) const;  // indices, longest marker first
+    int32_t child(int32_t node, uint8_t byte) const;
+
+    std::vector<Marker> markers_;  // longest first
+    std::vector<Node> trie_;
+};
+
+}  // namespace kvarn

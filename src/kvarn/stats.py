@@ -1,0 +1,17 @@
+"""What the engine reports about itself. Numbers only: who shows them, and how, is not decided here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    steps: int = 0
+    prompt_tokens: int = 0  # of requests that were admitted
+    cached_tokens: int = 0  # of those, reused from the cache
+    generated_tokens: int = 0
+    prefill_seconds: float = 0.0  # steps in which some sample had more than one new token
+    prefill_tokens: int = 0
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    peak_blocks: int = 0  # most blocks in use at once

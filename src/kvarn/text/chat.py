@@ -1,0 +1,94 @@
+"""Chat templates: a list of messages becomes the prompt the model was trained on.
+
+Contract: what transformers renders. A template comes with a model and is not trusted: it runs in a sandbox without
+access to the interpreter, and its errors are one line.
+Non-goals: bounding a template's time and memory; checking the shape of messages, which only the template knows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvarn.errors import KvarnError
+
+MAX_SOURCE = 1 << 20  # characters; published templates have up to about 20,000
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes <, >, & and ' for web pages; models were trained on the plain characters.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """{% generation %} marks what the model says, for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so by the base class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class ChatTemplate:
+    def __init__(self, source: str | None, bos_token: str = "", eos_token: str = "") -> None:
+        if not source:
+            raise KvarnError("the model has no chat template: use raw completion, or give a template")
+        if len(source) > MAX_SOURCE:
+            raise KvarnError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise KvarnError(f"the chat template is wrong at line {error.lineno}: {_one_line(error)}") from None
+        except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError) as error:
+            raise KvarnError(f"the chat template cannot be compiled: {_one_line(error)}") from None
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """`variables` (tools, documents, enable_thinking, ...) are what the template's author provided for."""
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        # transformers defines these two even if nothing was given, and templates rely on it.
+        names = {"tools": None, "documents": None} | self._tokens | variables | given
+        try:
+            return self._template.render(names)
+        except jinja2.TemplateError as error:
+            raise KvarnError(f"the chat template refused the messages: {_one_line(error)}") from None
+        except Exception as error:  # noqa: BLE001 (a template can make any operation fail)
+            kind = type(error).__name__
+            raise KvarnError(f"the chat template failed on the messages ({kind}: {_one_line(error)})") from None

@@ -1,0 +1,106 @@
+"""From text to token ids, without beginning-of-sequence tokens: one class per kind of vocabulary, one method.
+
+Contract: `encode(text, special)` with control tokens recognized only if `special`. Thread-safe. Non-goal: decoding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import models
+
+from kvarn.errors import KvarnError
+from kvarn.isa import native
+from kvarn.text.pretokenizers import IGNORE_MERGES, pretokenizer
+
+
+class Encoder(Protocol):
+    def encode(self, text: str, special: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Tokens that are matched as a whole: text, id, whether always, whether they swallow the white space after them."""
+
+    texts: list[str]
+    ids: list[int]
+    always: list[bool]
+    strips_right: list[bool]
+
+
+def utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise KvarnError(
+            f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at {error.start}, which is no character; "
+            "remove it or replace it by U+FFFD"
+        ) from None
+
+
+class SentencePiece:
+    """Native, because `tokenizers` wants a list of merges, and to derive one from the scores takes seconds."""
+
+    def __init__(
+        self, tokens: Sequence[str], scores: NDArray[np.float32], markers: Markers, space_prefix: bool, unknown: int
+    ) -> None:
+        self._native = native.Spm(
+            list(tokens),
+            np.ascontiguousarray(scores, np.float32),
+            markers.texts,
+            markers.ids,
+            markers.always,
+            markers.strips_right,
+            space_prefix,
+            unknown,
+        )
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        return self._native.encode(utf8(text), special)
+
+
+_ABSENT = "\0"  # cannot occur in a word: byte-level spelling has no control characters
+
+
+class ByteLevel:
+    def __init__(self, tokens: Sequence[str], merges: Sequence[str], markers: Markers, pre: str) -> None:
+        # A byte that no token spells is left out, but only after merging: its neighbours must not close ranks over it.
+        self._absent = len(tokens)
+        vocab = {token: id for id, token in enumerate(tokens)} | {_ABSENT: self._absent}
+        pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+        cut = pretokenizer(pre)
+        try:
+            model = models.BPE(vocab, pairs, unk_token=_ABSENT, ignore_merges=pre in IGNORE_MERGES)
+        except Exception as error:  # noqa: BLE001 (the library raises plain Exception)
+            raise KvarnError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from None
+        self._words = tokenizers.Tokenizer(model)
+        self._words.pre_tokenizer = cut
+        self._markers = native.Markers(markers.texts, markers.ids, markers.always, markers.strips_right)
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        raw = utf8(text)
+        ids: list[int] = []
+        for id, begin, end in self._markers.split(raw, special):
+            if id >= 0:
+                ids.append(id)
+            else:
+                ids += self._words.encode(raw[begin:end].decode(), add_special_tokens=False).ids
+        return [id for id in ids if id != self._absent] if self._absent in ids else ids
+
+
+class Folder:
+    """What tokenizer.json says, through the library that defines the format."""
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        self._lock = Lock()  # whether control tokens are matched is a state of the library's object
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        utf8(text)
+        with self._lock:
+            self._library.encode_special_tokens = not special
+            return self._library.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,105 @@
+"""A tokenizer from a folder as on the Hugging Face hub.
+
+Contract: tokenizer.json decides how text becomes tokens. tokenizer_config.json, special_tokens_map.json,
+generation_config.json and chat_template.jinja, where they exist, name the special tokens and the template.
+Non-goal: tokenizers that are Python code.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from kvarn.errors import KvarnError
+from kvarn.text import alphabet
+from kvarn.text.encoders import Encoder, Folder
+from kvarn.text.vocabulary import SpacePrefix, Vocabulary, end_ids
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise KvarnError(f"{path.name} in the model's folder cannot be read ({error}): download it again") from None
+    if not isinstance(found, dict):
+        raise KvarnError(f"{path.name} in the model's folder is not a JSON object: download it again")
+    return found
+
+
+def _open(path: Path) -> tokenizers.Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise KvarnError(f"no tokenizer.json in {path}: download it with the model's other files")
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 (the library raises plain Exception)
+        raise KvarnError(f"tokenizer.json cannot be read ({error}): download it again or update `tokenizers`") from None
+
+
+def _name(value: Any) -> str | None:
+    """A special token is written as its text or as a record that holds it."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _template(path: Path, config: dict[str, Any]) -> str | None:
+    if (file := path / "chat_template.jinja").exists():
+        return file.read_text("utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several by name
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _parts(section: dict[str, Any] | None, kind: str) -> list[dict[str, Any]]:
+    """The parts of a section of tokenizer.json that have this type; a section may be a sequence of parts."""
+    if section is None:
+        return []
+    parts = section.get("decoders") or section.get("normalizers") or section.get("pretokenizers") or [section]
+    return [part for part in parts if part.get("type") == kind]
+
+
+def _space_prefix(definition: dict[str, Any]) -> SpacePrefix:
+    if _parts(definition.get("normalizer"), "Prepend"):
+        return "always"
+    for part in _parts(definition.get("pre_tokenizer"), "Metaspace"):
+        found: SpacePrefix = part.get("prepend_scheme", "always")
+        return found
+    return "never"
+
+
+def read(path: Path) -> tuple[Vocabulary, Encoder]:
+    library = _open(path)
+    library.no_truncation()
+    library.no_padding()
+    definition = _json(path / "tokenizer.json")
+    if (kind := definition["model"]["type"]) != "BPE":
+        raise KvarnError(f"tokenizer.json holds a {kind} model, which is not implemented; there is BPE")
+    config = _json(path / "special_tokens_map.json") | _json(path / "tokenizer_config.json")
+    generation = _json(path / "generation_config.json")
+
+    vocab = library.get_vocab(with_added_tokens=True)
+    tokens = [""] * (max(vocab.values(), default=-1) + 1)
+    for token, id in vocab.items():
+        tokens[id] = token
+    added = library.get_added_tokens_decoder()
+    control = frozenset(id for id, token in added.items() if token.special)
+    ends = generation.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    bos = vocab.get(_name(config.get("bos_token")) or "")
+    begins = library.encode("", add_special_tokens=True).ids[:1] == [bos]
+    add_bos = config.get("add_bos_token")
+    vocabulary = Vocabulary(
+        tokens=tokens,
+        spelled=alphabet.byte_level if _parts(definition.get("decoder"), "ByteLevel") else alphabet.sentencepiece,
+        control=control,
+        plain=frozenset(added) - control,
+        bos_id=bos,
+        eos_ids=end_ids(tokens, control, [vocab.get(_name(config.get("eos_token")) or ""), *ends]),
+        add_bos=bos is not None and (begins if add_bos is None else bool(add_bos)),
+        space_prefix=_space_prefix(definition),
+        chat_template=_template(path, config),
+    )
+    return vocabulary, Folder(library)

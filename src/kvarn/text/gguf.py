@@ -1,0 +1,113 @@
+"""A tokenizer from the metadata of a GGUF file.
+
+Contract: missing keys mean what llama.cpp takes them to mean; wrong ones are refused by name.
+Non-goal: reading the file.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn.errors import KvarnError
+from kvarn.text import alphabet
+from kvarn.text.encoders import ByteLevel, Encoder, Markers, SentencePiece
+from kvarn.text.pretokenizers import IGNORE_MERGES
+from kvarn.text.vocabulary import Vocabulary, end_ids
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+# llama.cpp matches these only where control tokens are asked for, even if the file does not call them control tokens.
+_NAMES = """
+<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
+<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
+<|fim_prefix|> <fim-prefix> <fim_prefix> <PRE> \u2581<PRE> <|code_prefix|> <|prefix|>
+<|fim_suffix|> <fim-suffix> <fim_suffix> <SUF> \u2581<SUF> <|code_suffix|> <|suffix|>
+<|fim_middle|> <fim-middle> <fim_middle> <MID> \u2581<MID> <|code_middle|> <|middle|>
+<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
+"""
+_CONTROL_BY_NAME = frozenset(_NAMES.split())
+
+
+class _Keys:
+    """Typed look-ups under tokenizer.ggml."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self.n_tokens = len(self.array("tokens"))
+
+    def array(self, name: str) -> Sequence[Any]:
+        value = self._metadata.get(f"tokenizer.ggml.{name}")
+        if value is None:
+            raise KvarnError(f"the model has no tokenizer.ggml.{name}: convert it again with its tokenizer files")
+        return value  # type: ignore[no-any-return]
+
+    def numbers(self, name: str, dtype: Any, default: float) -> NDArray[Any]:
+        value = self._metadata.get(f"tokenizer.ggml.{name}")
+        found = np.full(self.n_tokens, default, dtype) if value is None else np.asarray(value, dtype)
+        if found.shape != (self.n_tokens,):
+            raise KvarnError(f"tokenizer.ggml.{name} has shape {found.shape}, but there are {self.n_tokens} tokens")
+        return found
+
+    def text(self, name: str, default: str = "") -> str:
+        return str(self._metadata.get(f"tokenizer.ggml.{name}") or default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._metadata.get(f"tokenizer.ggml.{name}")
+        return default if value is None else bool(value)
+
+    def id(self, name: str, default: int | None = None) -> int | None:
+        value = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
+        # Converters write -1 and its unsigned twin for "none".
+        return default if value is None else int(value) if 0 <= int(value) < self.n_tokens else None
+
+
+def _ids(kinds: NDArray[Any], *wanted: int) -> frozenset[int]:
+    return frozenset(np.flatnonzero(np.isin(kinds, wanted)).tolist())
+
+
+def _markers(tokens: Sequence[str], kinds: NDArray[Any], named: str) -> Markers:
+    by_name = frozenset(id for id, token in enumerate(tokens) if token in _CONTROL_BY_NAME)
+    ids = sorted(_ids(kinds, CONTROL, UNKNOWN, USER_DEFINED) | by_name)
+    texts = [tokens[id] for id in ids]
+    always = [int(kinds[id]) == USER_DEFINED and id not in by_name for id in ids]
+    # Phi-3 was trained on templates whose line breaks after a control token are dropped.
+    phi3 = any(name in named.lower() for name in ("phi-3", "phi3"))
+    strips = [phi3 and text not in ("<unk>", "<s>", "<|endoftext|>") for text in texts]
+    return Markers(texts, ids, always, strips)
+
+
+def read(metadata: Mapping[str, Any]) -> tuple[Vocabulary, Encoder]:
+    keys = _Keys(metadata)
+    model = keys.text("model")
+    if model not in ("gpt2", "llama"):
+        raise KvarnError(f"tokenizer.ggml.model {model!r} is not implemented; there are gpt2, llama")
+    is_spm = model == "llama"
+    pre = keys.text("pre", "default")
+    tokens = keys.array("tokens")
+    kinds = keys.numbers("token_type", np.int32, NORMAL)
+    markers = _markers(tokens, kinds, str(metadata.get("general.name") or ""))
+    space_prefix = is_spm and keys.flag("add_space_prefix", True)
+    encoder: Encoder
+    if is_spm:
+        unknown = keys.id("unknown", 0)
+        scores = keys.numbers("scores", np.float32, 0.0)
+        encoder = SentencePiece(tokens, scores, markers, space_prefix, -1 if unknown is None else unknown)
+    else:
+        encoder = ByteLevel(tokens, keys.array("merges"), markers, pre)
+    bos = keys.id("bos", 1 if is_spm else None)
+    control = _ids(kinds, CONTROL, UNKNOWN)
+    vocabulary = Vocabulary(
+        tokens=tokens,
+        spelled=alphabet.sentencepiece if is_spm else alphabet.byte_level,
+        control=control,
+        plain=_ids(kinds, USER_DEFINED),
+        unused=_ids(kinds, UNUSED),
+        bos_id=bos,
+        eos_ids=end_ids(tokens, control, [keys.id("eos", 2 if is_spm else None), keys.id("eot"), keys.id("eom")]),
+        add_bos=bos is not None and keys.flag("add_bos_token", is_spm or pre in IGNORE_MERGES),
+        space_prefix="always" if space_prefix else "never",
+        chat_template=metadata.get("tokenizer.chat_template"),
+    )
+    return vocabulary, encoder

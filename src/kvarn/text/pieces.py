@@ -1,0 +1,28 @@
+"""The bytes of one token after the other, as they appear in the text.
+
+Contract: the inverse of encoding. The space that encoding puts before a text is taken away again; control tokens appear
+only on request. Non-goal: whole characters, which may be spread over several tokens (detokenizer.py).
+"""
+
+from kvarn.text.vocabulary import Vocabulary
+
+
+class Pieces:
+    def __init__(self, vocabulary: Vocabulary, special: bool) -> None:
+        self._vocabulary = vocabulary
+        self._special = special
+        self._at_start = vocabulary.space_prefix != "never"
+
+    def push(self, id: int) -> bytes:
+        raw = self._vocabulary.bytes_of(id)
+        control = id in self._vocabulary.control
+        if control or id in self._vocabulary.plain:
+            if self._vocabulary.space_prefix == "always":
+                self._at_start = True
+            elif not control:
+                self._at_start = False
+            return b"" if control and not self._special else raw
+        if self._at_start and raw:
+            self._at_start = False
+            return raw.removeprefix(b" ")
+        return raw

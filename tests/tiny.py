@@ -1,0 +1,95 @@
+"""Tiny random models of every architecture, for tests that need a model and no file."""
+
+import numpy as np
+
+from kvarn.backends.reference import Reference
+from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.cache import KVCache
+from kvarn.cache.plan import CacheConfig
+from kvarn.engine import Engine
+from kvarn.models.architectures import ARCHITECTURES, forward_of
+from kvarn.models.config import ModelConfig, Rope
+from kvarn.models.weights import needed
+
+LAYERS, HEADS, KV, DIM, HIDDEN, FF, VOCAB = 3, 4, 2, 16, 48, 80, 101
+CONTEXT = 256
+
+
+def config_of(architecture: str = "llama") -> ModelConfig:
+    local = architecture == "gemma3"
+    return ModelConfig(
+        architecture=architecture,
+        name=f"tiny {architecture}",
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        n_kv_heads=KV,
+        head_dim=DIM,
+        hidden=HIDDEN,
+        feed_forward=FF,
+        vocab_size=VOCAB,
+        context=CONTEXT,
+        norm_eps=1e-5,
+        rope=Rope(10_000.0, DIM),
+        windows=(24, 24, None) if local else (None,) * LAYERS,
+        local_rope=Rope(100.0, DIM) if local else None,
+    )
+
+
+SHAPES = {
+    "token_embd.weight": (VOCAB, HIDDEN),
+    "output.weight": (VOCAB, HIDDEN),
+    "attn_q.weight": (HEADS * DIM, HIDDEN),
+    "attn_k.weight": (KV * DIM, HIDDEN),
+    "attn_v.weight": (KV * DIM, HIDDEN),
+    "attn_q.bias": (HEADS * DIM,),
+    "attn_k.bias": (KV * DIM,),
+    "attn_v.bias": (KV * DIM,),
+    "attn_output.weight": (HIDDEN, HEADS * DIM),
+    "attn_q_norm.weight": (DIM,),
+    "attn_k_norm.weight": (DIM,),
+    "ffn_gate.weight": (FF, HIDDEN),
+    "ffn_up.weight": (FF, HIDDEN),
+    "ffn_down.weight": (HIDDEN, FF),
+}
+
+
+def weights_of(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+
+    def has(name: str) -> bool:
+        return config.architecture == "qwen2" and name.endswith(("q.bias", "k.bias", "v.bias"))
+
+    weights = {}
+    for name in needed(forward_of(config.architecture), config, has):
+        shape = SHAPES.get(name.removeprefix(f"blk.{name.split('.')[1]}."), (HIDDEN,))
+        if "norm" in name:
+            weights[name] = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
+        else:
+            weights[name] = (rng.standard_normal(shape) * (2.0 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5)).astype(
+                np.float32
+            )
+    return weights
+
+
+def program_of(architecture: str = "llama", seed: int = 0) -> ReferenceProgram:
+    config = config_of(architecture)
+    return ReferenceProgram(config, weights_of(config, seed))
+
+
+def engine_of(program: ReferenceProgram | None = None, max_batch_tokens: int = 64, **cache) -> Engine:
+    program = program or program_of()
+    settings = dict(context=CONTEXT, strategy="paged", codec="bf16", max_seqs=4, max_chunk=max_batch_tokens) | cache
+    kv = KVCache(CacheConfig(layers=program.config.layer_specs, **settings), Reference())
+    return Engine(program, kv, max_batch_tokens)
+
+
+def finish(engine: Engine) -> None:
+    steps = 0
+    while engine.busy:
+        engine.step()
+        steps += 1
+        assert steps < 10_000, "the engine does not come to an end"
+    engine.cache.check()
+
+
+__all__ = ["ARCHITECTURES", "config_of", "engine_of", "finish", "program_of", "weights_of"]
