@@ -34,6 +34,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python bench/bookkeeping.py
 	@$(BIN)/python bench/waste.py
+	@$(BIN)/python bench/write.py
 
 fuzz: $(STAMP)
 	@$(BIN)/python tests/fuzz.py --seed $(SEED) --ops $(OPS)

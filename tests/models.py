@@ -1,7 +1,8 @@
 """Where tests find models and vocabularies.
 
-Test material: the folder that KVARN_TEST_MATERIAL names. Models: the default one is pulled; the others lie in
-KVARN_MODELS, or in the cache folder of the user, and a test that misses one is skipped with the command that brings it.
+Test material: the folder that KVARN_TEST_MATERIAL names. The default model is pulled. The others take minutes: they are
+looked for in KVARN_MODELS, or, with the material set, in the cache folder; a test that misses one is skipped and says
+what brings it.
 """
 
 import os
@@ -41,6 +42,8 @@ def model(name: str) -> Path:
     short = next((short for short, file in FILES.items() if name in (short, file)), name)
     root = Path(os.environ.get("KVARN_MODELS") or models_folder())
     path = root / FILES.get(short, short)
+    if not _wanted(short):
+        pytest.skip(f"{short} takes minutes: set KVARN_MODELS to the folder that holds {path.name} to run this")
     if path.exists():
         return path
     if short == "smollm2":
@@ -49,6 +52,10 @@ def model(name: str) -> Path:
         except PullFailed as error:
             pytest.skip(f"the default model cannot be pulled here: {error}")
     pytest.skip(f"{path.name} is not here: `models/fetch {short}` of the test material brings it")
+
+
+def _wanted(short: str) -> bool:
+    return short == "smollm2" or bool(os.environ.get("KVARN_MODELS") or os.environ.get("KVARN_TEST_MATERIAL"))
 
 
 @cache

@@ -1,10 +1,17 @@
 """Llama 1 to 3, Mistral, SmolLM2, TinyLlama."""
 
+from collections.abc import Callable
+
 from kvarn.backends.ops import Ops, V
 from kvarn.models.config import ModelConfig
 
 
 def forward(ops: Ops[V], config: ModelConfig) -> V:
+    return decoder(ops, config, attention)
+
+
+def decoder(ops: Ops[V], config: ModelConfig, attention: Callable[[Ops[V], ModelConfig, int, V], V]) -> V:
+    """Norm, attention, norm, feed-forward, each half added to what came in: the shape most families share."""
     x = ops.embed("token_embd.weight")
     for layer in range(config.n_layers):
         block = f"blk.{layer}."

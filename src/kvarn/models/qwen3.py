@@ -2,16 +2,11 @@
 
 from kvarn.backends.ops import Ops, V
 from kvarn.models.config import ModelConfig
-from kvarn.models.llama import feed_forward, output, project
+from kvarn.models.llama import decoder, project
 
 
 def forward(ops: Ops[V], config: ModelConfig) -> V:
-    x = ops.embed("token_embd.weight")
-    for layer in range(config.n_layers):
-        block = f"blk.{layer}."
-        x = ops.add(x, attention(ops, config, layer, ops.rms_norm(x, block + "attn_norm.weight")))
-        x = ops.add(x, feed_forward(ops, layer, ops.rms_norm(x, block + "ffn_norm.weight")))
-    return output(ops, x)
+    return decoder(ops, config, attention)
 
 
 def attention(ops: Ops[V], config: ModelConfig, layer: int, h: V) -> V:

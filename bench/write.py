@@ -1,0 +1,71 @@
+"""The write costs the same at token 1, 1,000 and 4,000: bytes exactly, time within noise.
+
+One decode step's write of one layer (SmolLM2's heads, bf16) through the reference backend; the three lengths are timed
+in turn.
+
+    python bench/write.py [--json]
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+
+from kvarn.backends.reference import Reference
+from kvarn.cache.cache import KVCache
+from kvarn.cache.plan import CacheConfig
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.strategy import STRATEGIES
+
+SPEC = LayerSpec(9, 3, 64)
+LENGTHS = (1, 1000, 4000)
+ROUNDS = 300
+
+
+def prepared(strategy: str, length: int) -> KVCache:
+    """A cache with a step prepared that writes token number `length`."""
+    window = 512 if STRATEGIES[strategy].windowed else None
+    cache = KVCache(CacheConfig([SPEC], 4096, strategy, "bf16", window=window), Reference())
+    cache.open(0)
+    while (start := cache.length(0)) < length - 1:
+        n = min(512, length - 1 - start)
+        cache.reserve(0, start + n)
+        cache.prepare([0])
+        cache.commit(0, range(start, start + n))
+    cache.reserve(0, length)
+    cache.prepare([0])
+    return cache
+
+
+def measure(strategy: str) -> dict[str, list[float]]:
+    caches = [prepared(strategy, length) for length in LENGTHS]
+    k = np.ones((1, SPEC.n_kv_heads, SPEC.head_dim), np.float32)
+    times: list[list[float]] = [[] for _ in LENGTHS]
+    for _ in range(ROUNDS):
+        for cache, found in zip(caches, times, strict=True):
+            start = time.perf_counter()
+            cache.write(0, k, k)
+            found.append((time.perf_counter() - start) * 1e6)
+    written = [cache.counters.written / ROUNDS for cache in caches]
+    return {"bytes": written, "us": [statistics.median(found) for found in times]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    rows = {strategy: measure(strategy) for strategy in STRATEGIES}
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    print("\nthe write of one token, one layer: bytes, and microseconds at token 1, 1,000 and 4,000")
+    print(f"{'cache':<12}{'bytes':>8}{'@ 1':>8}{'@ 1000':>8}{'@ 4000':>8}")
+    for strategy, row in rows.items():
+        assert len(set(row["bytes"])) == 1
+        print(f"{strategy:<12}{row['bytes'][0]:>8.0f}" + "".join(f"{us:>8.1f}" for us in row["us"]))
+
+
+if __name__ == "__main__":
+    main()
