@@ -22,6 +22,11 @@ GREEDY = SamplingParams(max_tokens=20)
 SEEDED = SamplingParams(max_tokens=20, temperature=1.3, top_p=0.95, seed=7)
 
 
+def blocks_of_16(n: int) -> int:
+    """Bytes of that many."""
+    return n * plan(CacheConfig(program_of().config.layer_specs, 16, "paged", "bf16", block_size=16)).nbytes
+
+
 def alone(prompt: list[int], params: SamplingParams = GREEDY, program=None) -> list[int]:
     engine = engine_of(program, max_batch_tokens=256, max_seqs=1, strategy="contiguous")
     request = engine.add(prompt, params)
@@ -81,8 +86,7 @@ def test_batched_equals_alone(strategy: str, params: SamplingParams) -> None:
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_preemption_and_prefix_hits_do_not_change_a_token(params: SamplingParams) -> None:
     """A cache of 22 blocks of 16 for seven requests of 36 to 149 tokens, many with a common beginning."""
-    per_block = plan(CacheConfig(program_of().config.layer_specs, 16, "paged", "bf16", block_size=16)).nbytes
-    engine = engine_of(max_seqs=5, max_batch_tokens=32, block_size=16, cache_bytes=22 * per_block)
+    engine = engine_of(max_seqs=5, max_batch_tokens=32, block_size=16, cache_bytes=blocks_of_16(22))
     start = PROMPTS[4][:70]
     prompts = [*PROMPTS[2:], [*start, 1], [*start, 2, 3], [*start, 2, 3, 4, 5]]
     requests = [engine.add(prompt, params) for prompt in prompts]
@@ -102,6 +106,7 @@ def test_parallel_samples_fork_the_prompt() -> None:
     outputs = [sample.output for sample in request.samples]
     assert len({tuple(output) for output in outputs}) > 1
     assert engine.stats.prompt_tokens == 100, "the prompt was computed once"
+    assert engine.stats.generated_tokens == 4 * 12
     for strategy, max_seqs in (("contiguous", 4), ("ring", 4), ("paged", 2), ("contiguous", 1)):
         other = engine_of(strategy=strategy, max_seqs=max_seqs)  # with fewer rows than samples some wait their turn
         again = other.add(PROMPTS[4], params)
@@ -193,14 +198,24 @@ def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
     for message, prompt in refusals.items():
         with pytest.raises(KvarnError, match=message):
             engine.add(prompt, GREEDY)
-    per_block = plan(CacheConfig(program_of().config.layer_specs, 16, "paged", "bf16", block_size=16)).nbytes
-    small = engine_of(block_size=16, cache_bytes=4 * per_block)
+    small = engine_of(block_size=16, cache_bytes=blocks_of_16(4))
     with pytest.raises(KvarnError, match="the prompt has 64 tokens and the whole cache holds 64"):
         small.add([1] * 64, GREEDY)
     request = small.add([1] * 60, SamplingParams(max_tokens=50))
     finish(small)
     assert len(request.samples[0].tokens) == 65
     assert not engine.busy
+
+
+def test_a_request_that_waits_for_room_is_one_query_of_the_prefix_cache() -> None:
+    """Admission is tried at every step; only what is computed counts."""
+    engine = engine_of(strategy="paged", block_size=16, max_seqs=3, cache_bytes=blocks_of_16(7))
+    for prompt in ([1] * 100, [2] * 90):
+        engine.add(prompt, SamplingParams(max_tokens=10))
+    finish(engine)
+    assert engine.stats.preemptions == 0
+    assert engine.cache.usage().prefix_queries == 190
+    assert sum(engine.cache.usage().prefix_misses.values()) == 2
 
 
 def test_a_second_turn_reuses_the_first() -> None:

@@ -50,6 +50,12 @@ def test_leaving_a_stream_frees_what_it_held() -> None:
     assert not llm().engine.busy
 
 
+def test_a_refused_prompt_leaves_nothing_behind() -> None:
+    with pytest.raises(KvarnError, match="the prompt is empty"):
+        llm().generate([FOX, []])
+    assert not llm().engine.busy
+
+
 def test_chat_uses_the_models_template() -> None:
     output = llm().chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(max_tokens=20))
     assert output.text == "The capital of France is Paris."
@@ -93,7 +99,7 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         LLM(model("smollm2"), context=10_000)
 
 
-def pieces_of(text: str, stop: tuple[str, ...] = (), size: int = 1) -> tuple[list[str], Writer]:
+def pieces_of(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], Writer]:
     tokenizer = llm().tokenizer
     writer, pieces = Writer(tokenizer, [], stop), []
     for token in tokenizer.encode(text):

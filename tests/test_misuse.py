@@ -125,9 +125,13 @@ def test_a_salt_that_is_no_bytes_takes_no_row() -> None:
 def test_lengths_that_are_no_integers() -> None:
     cache = cache_of("contiguous")
     cache.open(0)
-    with pytest.raises(BadStep):
-        cache.reserve(0, 5.5)  # type: ignore[arg-type]
+    begin(cache, 0, 10)
+    cache.commit(0, range(10))
+    for verb in (cache.reserve, cache.rewind):
+        with pytest.raises(BadStep, match="whole number"):
+            verb(0, 5.5)
     cache.check()
+    assert cache.length(0) == 10
 
 
 @pytest.mark.parametrize("field", ["context", "max_seqs", "max_chunk", "block_size", "window", "pinned", "cache_bytes"])

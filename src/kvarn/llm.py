@@ -124,8 +124,10 @@ class LLM:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
         """Continue each prompt (text, or token ids); all of them are computed together."""
-        jobs = [self.start(prompt, params or SamplingParams()) for prompt in _batch(prompts)]
+        jobs: list[Job] = []
         try:
+            for prompt in _batch(prompts):  # one that is refused takes those before it out of the queue
+                jobs.append(self.start(prompt, params or SamplingParams()))
             while any(not job.done for job in jobs):
                 self._step(jobs)
         finally:

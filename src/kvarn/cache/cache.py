@@ -58,15 +58,21 @@ def _ids(tokens: Sequence[int]) -> Sequence[int]:
         raise BadStep("tokens must be integers of at most 64 bits") from None
 
 
+def _check_whole(length: int) -> None:
+    if not isinstance(length, int):
+        raise BadStep(f"a length of {length!r}: it must be a whole number")
+
+
 class _Entry:
     """One open sequence: its table row and its residency in each group."""
 
-    __slots__ = ("prepared", "residencies", "row")
+    __slots__ = ("asked", "prepared", "residencies", "row")
 
     def __init__(self, row: int, residencies: tuple[Residency, ...]) -> None:
         self.row = row
         self.residencies = residencies
         self.prepared = 0  # tokens that a prepared step covers: what may be committed
+        self.asked: tuple[int, Adoption] | None = None  # prompt length and adoption, until something of it is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +133,20 @@ class KVCache:
     def adopt(self, seq: int, tokens: Sequence[int]) -> Adoption:
         """Reuse what every group still has of this prompt; at least its last token is left to compute."""
         with self._lock:
-            self._entry(seq)
-            ids = _ids(tokens)
+            entry, ids = self._entry(seq), _ids(tokens)
             found = self._match(seq, ids) if all(p.shares for p in self.placements) else NO_SHARING
             for placement in self.placements:
                 placement.adopt(seq, ids, found.reused)
-            self._queries += len(ids)
-            self._hits += found.reused
-            if found.stop.reason is not Reason.END:
-                self._misses[found.stop.reason] += 1
+            entry.asked = (len(ids), found)
+            self._count(entry.asked, 1)
             return found
+
+    def _count(self, asked: tuple[int, Adoption], sign: int) -> None:
+        tokens, found = asked
+        self._queries += sign * tokens
+        self._hits += sign * found.reused
+        if found.stop.reason is not Reason.END:
+            self._misses[found.stop.reason] += sign
 
     def _match(self, seq: int, tokens: Sequence[int]) -> Adoption:
         """What all groups can serve, and why not more: the stop of the group that limits it."""
@@ -156,8 +166,7 @@ class KVCache:
 
     def reserve(self, seq: int, length: int) -> bool:
         """Room for `length` tokens in every group, or False and nothing changed. Raises if it can never fit."""
-        if not isinstance(length, int):
-            raise BadStep(f"a length of {length!r}: it must be a whole number")
+        _check_whole(length)
         with self._lock:
             if len(self.placements) > 1 and any(p.shortfall(seq, length) for p in self.placements):
                 return False
@@ -171,9 +180,11 @@ class KVCache:
             for placement in self.placements:
                 placement.commit(seq, ids)
             entry.prepared = self._new_tokens = 0
+            entry.asked = None
 
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that every group still has intact, and say which that is."""
+        _check_whole(length)
         with self._lock:
             wanted = length
             while (intact := min(p.intact(seq, wanted) for p in self.placements)) < wanted:
@@ -204,6 +215,8 @@ class KVCache:
             entry = self._entries.pop(seq, None)
             if entry is None:
                 return 0
+            if entry.asked is not None:  # let go before anything was computed, as while it waits for room: no query
+                self._count(entry.asked, -1)
             self._free_rows.append(entry.row)  # the table may be in use: whoever gets the row next writes it anew
             return sum(p.free(seq) for p in self.placements)
 
@@ -275,7 +288,7 @@ class KVCache:
                 blocks_evicted=sum(p.n_evicted for p in self.placements),
                 prefix_queries=self._queries,
                 prefix_hits=self._hits,
-                prefix_misses=dict(self._misses),
+                prefix_misses=dict(+self._misses),
             )
 
     def check(self) -> None:

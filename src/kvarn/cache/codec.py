@@ -22,7 +22,6 @@ class Codec(Protocol):
     name: str
     dtype: np.dtype[Any]
     scaled: bool
-    lossy: bool  # loses more than a 16-bit float does, so its loss is to be measured, not assumed away
 
     def define(self, x: Floats) -> Cells: ...
 

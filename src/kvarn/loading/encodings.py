@@ -6,7 +6,6 @@ Non-goals: what the bytes mean (quants.py).
 """
 
 from dataclasses import dataclass
-from math import prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,6 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int  # from the start of the file
     nbytes: int
-
-    @property
-    def n_rows(self) -> int:
-        return prod(self.shape[:-1])
 
 
 # The gaps are ids that were used once and given up, or belong to types that exist only while a program runs.

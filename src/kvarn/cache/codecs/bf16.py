@@ -13,7 +13,6 @@ class BF16:
     name = "bf16"
     dtype: np.dtype[Any] = np.dtype(np.uint16)
     scaled = False
-    lossy = False
 
     def define(self, x: Floats) -> Cells:
         bits = x.view(np.uint32).astype(np.uint64)

@@ -13,7 +13,6 @@ class F16:
     name = "f16"
     dtype: np.dtype[Any] = np.dtype(np.float16)
     scaled = False
-    lossy = False
 
     def define(self, x: Floats) -> Cells:
         with np.errstate(over="ignore"):

@@ -12,7 +12,6 @@ class F32:
     name = "f32"
     dtype: np.dtype[Any] = np.dtype(np.float32)
     scaled = False
-    lossy = False
 
     def define(self, x: Floats) -> Cells:
         return Cells(x, None)

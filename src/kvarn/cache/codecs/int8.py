@@ -16,7 +16,6 @@ class Int8:
     name = "int8"
     dtype: np.dtype[Any] = np.dtype(np.int8)
     scaled = True
-    lossy = True
 
     def define(self, x: Floats) -> Cells:
         amax = np.abs(x).max(-1)
