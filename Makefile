@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/kvarn/native/*)
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/kvarn/native/*.?pp src/kvarn/native/kernels/*)
 STAMP := $(VENV)/.installed
 SEED ?= 1
 OPS ?= 1000000
@@ -23,13 +23,13 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@if [ -x $(BIN)/clang-format ]; then $(BIN)/clang-format --dry-run -Werror src/kvarn/native/*.[ch]pp && echo "clang-format: clean"; \
+	@if [ -x $(BIN)/clang-format ]; then $(BIN)/clang-format --dry-run -Werror src/kvarn/native/*.[ch]pp src/kvarn/native/kernels/*.[ch]pp && echo "clang-format: clean"; \
 	else echo "clang-format: not found, skipped"; fi
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
-	@$(BIN)/clang-format -i src/kvarn/native/*.[ch]pp
+	@$(BIN)/clang-format -i src/kvarn/native/*.[ch]pp src/kvarn/native/kernels/*.[ch]pp
 
 bench: $(STAMP)
 	@$(BIN)/python bench/bookkeeping.py

@@ -193,10 +193,10 @@ def test_perplexity_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
 def test_chat_keeps_the_history_and_survives_an_interrupt() -> None:
     code = "import sys; from kvarn.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "chat", "-m", str(model("smollm2")), "-c", "512", "-n", "60"]
-    lines = "/help\nWhat is the capital of France?\n/stats\nAnd of Italy?\n/stats\n/nonsense\n/clear\n/exit\n"
+    lines = "/help\nWhat is the capital of Italy?\n/stats\nAnd of Spain?\n/stats\n/nonsense\n/clear\n/exit\n"
     told = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
-    assert "Paris" in told.stdout
+    assert "Rome" in told.stdout
     assert "/clear    forget the conversation" in told.stdout
     assert "/nonsense: there is no such command" in told.stdout
     stats = [line for line in told.stdout.splitlines() if line.startswith("[prompt")]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from harness import bits
 
-from kvarn.backends.reference import rope
+from kvarn.backends.reference import rope as rotation
 from kvarn.backends.reference.ops import ROWS, gelu, silu, times_transposed
+from kvarn.models import rope
 from kvarn.models.config import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
@@ -63,13 +64,13 @@ def test_rope_yarn_scaling() -> None:
     assert np.allclose(scaled[turns < 0.9], plain[turns < 0.9] / 4)
     assert rope.magnitude(yarn) == pytest.approx(1 + 0.1 * np.log(4))
     x = np.ones((1, 1, 128), np.float32)
-    assert np.linalg.norm(rope.apply(x, np.array([77]), yarn)) == pytest.approx(
+    assert np.linalg.norm(rotation.apply(x, np.array([77]), yarn)) == pytest.approx(
         rope.magnitude(yarn) * np.linalg.norm(x), rel=1e-5
     )
 
 
 def test_rope_leaves_the_rest_of_a_head_alone() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 16)).astype(np.float32)
-    out = rope.apply(x, np.array([5, 9]), Rope(100.0, 8))
+    out = rotation.apply(x, np.array([5, 9]), Rope(100.0, 8))
     assert (out[..., 8:] == x[..., 8:]).all()
     assert not np.allclose(out[..., :8], x[..., :8])

@@ -30,6 +30,9 @@ class Program(Protocol):
 
     config: ModelConfig
 
+    @property
+    def nbytes(self) -> int: ...
+
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
     ) -> Floats: ...

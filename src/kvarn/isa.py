@@ -14,7 +14,10 @@ except ImportError as error:
         "run `make test` in a checkout, or `pip install .`"
     ) from error
 
+from kvarn._native import CacheView, Pool, Program, Weight
 from kvarn.errors import KvarnError
+
+__all__ = ["CacheView", "Pool", "Program", "Weight", "available", "cpu_features", "current", "native", "select"]
 
 native = _native
 

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvarn.backends.base import Backend
+from kvarn.backends.cpu import Cpu, make_pool
+from kvarn.backends.cpu.program import load_program
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
 from kvarn.cache.plan import CacheConfig
-from kvarn.engine import Engine, Event
+from kvarn.engine import Engine, Event, Program
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.pull import resolve
@@ -70,12 +73,35 @@ class Output:
         return self.completions[0].finish_reason
 
 
+BACKENDS = ("cpu", "reference")
+
+
+class Ready:
+    """A backend by name, and how it loads a model."""
+
+    def __init__(self, name: str, threads: int | None) -> None:
+        if name not in BACKENDS:
+            raise KvarnError(f"unknown backend {name!r}; there are: {', '.join(BACKENDS)}")
+        self.native = name == "cpu"
+        if self.native:
+            self._pool = make_pool(threads)
+        else:
+            limit_threads(threads)
+        self.backend: Backend = Cpu(self._pool) if self.native else Reference()
+
+    def load(self, checkpoint: Checkpoint, progress: Progress) -> Program:
+        if self.native:
+            return load_program(checkpoint, self._pool, progress)
+        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress))
+
+
 class LLM:
     """A model ready to answer.
 
     `model` is a name (`smollm2`), a .gguf file, a folder with safetensors, or hf:org/repo[/file.gguf]. `cache` is a
     strategy (`kvarn strategies` lists them), `cache_type` a codec. `context` bounds prompt plus answer, `max_seqs` how
-    many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most."""
+    many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most. `backend` is
+    `cpu`, or `reference` for the slow oracle in NumPy."""
 
     def __init__(
         self,
@@ -92,15 +118,15 @@ class LLM:
         max_seqs: int = 8,
         max_batch_tokens: int = 512,
         threads: int | None = None,
+        backend: str = "cpu",
         progress: Progress = quiet,
     ) -> None:
-        limit_threads(threads)
+        ready = Ready(backend, threads)
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
         if context is not None and context > self.config.context:
             raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
         self.tokenizer = tokenizer_of(checkpoint)
-        backend = Reference()
         config = CacheConfig(
             layers=self.config.layer_specs,
             context=context or min(self.config.context, DEFAULT_CONTEXT),
@@ -114,8 +140,8 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
-        kv = KVCache(config, backend)  # before the weights: what does not fit is refused at once
-        self.program = ReferenceProgram(self.config, load_weights(checkpoint, progress))
+        kv = KVCache(config, ready.backend)  # before the weights: what does not fit is refused at once
+        self.program = ready.load(checkpoint, progress)
         self.engine = Engine(self.program, kv, max_batch_tokens, self.tokenizer.eos_ids)
 
     @property

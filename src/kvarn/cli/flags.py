@@ -9,7 +9,7 @@ from kvarn.cache.codecs import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.errors import KvarnError
-from kvarn.llm import LLM
+from kvarn.llm import BACKENDS, LLM
 from kvarn.request import SamplingParams
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -22,6 +22,7 @@ def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1) -> None:
     parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
     parser.add_argument("-np", "--parallel", type=int, default=max_seqs, help="sequences at once (%(default)s)")
     add_cache_flags(parser)
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
     parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
 
 
@@ -97,6 +98,7 @@ def load(args: argparse.Namespace, cache: str | None = None) -> LLM:
             max_seqs=args.parallel,
             max_batch_tokens=args.batch_size,
             threads=args.threads,
+            backend=args.backend,
             progress=line,
         )
 

@@ -11,6 +11,8 @@
 
 namespace nb = nanobind;
 
+void bind_cpu(nb::module_& m);
+
 namespace {
 
 template <typename T>
@@ -27,20 +29,20 @@ void same_shape(const In& x, const Out& out) {
 void encode_bf16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
     nb::gil_scoped_release release;
-    kvarn::cells().bf16(x.data(), out.data(), int64_t(x.size()));
+    kvarn::kernels().cells->bf16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_f16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
     nb::gil_scoped_release release;
-    kvarn::cells().f16(x.data(), out.data(), int64_t(x.size()));
+    kvarn::kernels().cells->f16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
     same_shape(x, out);
     if (scale.shape(0) != x.shape(0)) throw nb::value_error("encode_int8: one scale per row of x is needed");
     nb::gil_scoped_release release;
-    kvarn::cells().int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
+    kvarn::kernels().cells->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
 }
 
 std::string_view view(const nb::bytes& text) { return {text.c_str(), text.size()}; }
@@ -74,7 +76,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a tokenizer kept in a Python cache outlives the module: that is no leak
     m.def("cpu_features", &kvarn::cpu_features);
     m.def("isas", &kvarn::isas);
-    m.def("isa", [] { return std::string(kvarn::cells().name); });
+    m.def("isa", [] { return std::string(kvarn::kernels().cells->name); });
     m.def("select", &kvarn::select, nb::arg("name"));
     // noconvert: an array that does not fit is refused; converted silently, `out` would be a copy that nobody sees.
     const auto x = nb::arg("x").noconvert(), out = nb::arg("out").noconvert(), scale = nb::arg("scale").noconvert();
@@ -82,6 +84,7 @@ NB_MODULE(_native, m) {
     m.def("encode_f16", &encode_f16, x, out);
     m.def("encode_int8", &encode_int8, x, out, scale);
 
+    bind_cpu(m);
     nb::class_<kvarn::Markers>(m, "Markers")
         .def("__init__",
              [](kvarn::Markers* self, std::vector<std::string> texts, const std::vector<int32_t>& ids,

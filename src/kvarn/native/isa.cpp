@@ -9,10 +9,20 @@
 
 namespace kvarn {
 
-extern const Cells cells_portable;
+// What each compilation of the kernels' sources defines.
+#define KVARN_DECLARE(isa)                                        \
+    namespace isa {                                               \
+    extern const Cells cells;                                     \
+    extern const Linear linear;                                   \
+    extern const Rows rows;                                       \
+    extern const Attention attention;                             \
+    const Kernels kernels = {&cells, &linear, &rows, &attention}; \
+    }
+KVARN_DECLARE(portable)
 #if defined(KVARN_X86)
-extern const Cells cells_avx2;
-extern const Cells cells_avx512;
+KVARN_DECLARE(avx2)
+KVARN_DECLARE(avx512)
+KVARN_DECLARE(avx512bf16)
 
 namespace {
 
@@ -58,22 +68,25 @@ std::vector<std::string> cpu_features() {
 
 namespace {
 
-std::vector<const Cells*> runnable() {  // best first
-    std::vector<const Cells*> found;
+std::vector<const Kernels*> runnable() {  // best first
+    std::vector<const Kernels*> found;
 #if defined(KVARN_X86)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512) found.push_back(&cells_avx512);
-    if (avx2) found.push_back(&cells_avx2);
+    const bool has_avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512vnni");
+    if (has_avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kernels);
+    if (has_avx512) found.push_back(&avx512::kernels);
+    if (has_avx2) found.push_back(&avx2::kernels);
 #endif
-    found.push_back(&cells_portable);
+    found.push_back(&portable::kernels);
     return found;
 }
 
-std::atomic<const Cells*>& active() {
-    static std::atomic<const Cells*> chosen{runnable().front()};
+std::atomic<const Kernels*>& active() {
+    static std::atomic<const Kernels*> chosen{runnable().front()};
     return chosen;
 }
 
@@ -81,16 +94,16 @@ std::atomic<const Cells*>& active() {
 
 std::vector<std::string> isas() {
     std::vector<std::string> names;
-    for (const Cells* c : runnable()) names.emplace_back(c->name);
+    for (const Kernels* k : runnable()) names.emplace_back(k->cells->name);
     return names;
 }
 
-const Cells& cells() { return *active().load(std::memory_order_relaxed); }
+const Kernels& kernels() { return *active().load(std::memory_order_relaxed); }
 
 bool select(const std::string& name) {
-    for (const Cells* c : runnable()) {
-        if (name == c->name) {
-            active().store(c, std::memory_order_relaxed);
+    for (const Kernels* k : runnable()) {
+        if (name == k->cells->name) {
+            active().store(k, std::memory_order_relaxed);
             return true;
         }
     }

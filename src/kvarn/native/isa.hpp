@@ -8,6 +8,10 @@
 
 namespace kvarn {
 
+struct Linear;
+struct Rows;
+struct Attention;
+
 // The cell encoders of one instruction set. Arrays are contiguous; `out` never overlaps `x`.
 struct Cells {
     const char* name;
@@ -16,9 +20,16 @@ struct Cells {
     void (*int8)(const float* x, int8_t* out, float* scale, int64_t rows, int64_t dim);
 };
 
+struct Kernels {  // everything one instruction set brings
+    const Cells* cells;
+    const Linear* linear;
+    const Rows* rows;
+    const Attention* attention;
+};
+
 std::vector<std::string> cpu_features();  // what the processor and the operating system offer, by name
 std::vector<std::string> isas();          // the instruction sets that run here, best first
-const Cells& cells();                     // the kernels in use: the best, unless select() chose another
+const Kernels& kernels();                 // those in use: the best, unless select() chose another
 bool select(const std::string& name);     // false, and nothing changed, when `name` does not run here
 
 }  // namespace kvarn

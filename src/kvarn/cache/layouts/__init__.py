@@ -1,6 +1,7 @@
 """Every layout by name: to add one, write its file and add its line here."""
 
 from kvarn.cache.layout import Layout
+from kvarn.cache.layouts.columns import Columns
 from kvarn.cache.layouts.head_major import HeadMajor
 from kvarn.cache.layouts.panel import Panel
 from kvarn.cache.layouts.repeated import Repeated
@@ -12,6 +13,7 @@ LAYOUTS: dict[str, Layout] = {
         TokenMajor(),
         HeadMajor(),
         Panel(),
+        Columns(),
         Repeated(),
     )
 }

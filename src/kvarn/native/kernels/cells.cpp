@@ -4,14 +4,12 @@
 #include <bit>
 #include <cmath>
 
-#include "isa.hpp"
+#include "../isa.hpp"
 
-#define KVARN_PASTE_(a, b) a##b
-#define KVARN_PASTE(a, b) KVARN_PASTE_(a, b)
 #define KVARN_TEXT_(a) #a
 #define KVARN_TEXT(a) KVARN_TEXT_(a)
 
-namespace kvarn {
+namespace kvarn::KVARN_ISA {
 namespace {
 
 constexpr uint32_t kInfinity = 0x7f800000u;
@@ -67,7 +65,7 @@ void encode_int8(const float* __restrict x, int8_t* __restrict out, float* __res
 
 }  // namespace
 
-extern const Cells KVARN_PASTE(cells_, KVARN_ISA);
-const Cells KVARN_PASTE(cells_, KVARN_ISA) = {KVARN_TEXT(KVARN_ISA), encode_bf16, encode_f16, encode_int8};
+extern const Cells cells;
+const Cells cells = {KVARN_TEXT(KVARN_ISA), encode_bf16, encode_f16, encode_int8};
 
-}  // namespace kvarn
+}  // namespace kvarn::KVARN_ISA

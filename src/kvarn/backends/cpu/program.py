@@ -1,0 +1,100 @@
+"""A model on the CPU backend: its calls recorded once, its weights packed once, a step as one native call."""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn import isa
+from kvarn.backends.cpu import view_of
+from kvarn.backends.cpu.lower import Weights, lower
+from kvarn.backends.cpu.ops import RecordingOps
+from kvarn.cache.cache import KVCache
+from kvarn.cache.codec import Floats
+from kvarn.cache.spec import align
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.models.architectures import forward_of
+from kvarn.models.config import ModelConfig
+from kvarn.progress import Progress, quiet
+
+LANES = 16  # output rows that are computed side by side: logits come in whole groups
+
+
+class CpuProgram:
+    def __init__(self, config: ModelConfig, weights: Weights, nodes: list[Any], pool: isa.Pool) -> None:
+        self.config = config
+        self.weights = weights
+        self._program = isa.native.Program(pool)
+        self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
+        lower(nodes, config, weights, self._program)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights; a tied embedding is counted once."""
+        matrices = sum(matrix.nbytes for matrix in self.weights.matrices.values())
+        return matrices + sum(vector.nbytes for vector in self.weights.vectors.values())
+
+    @property
+    def workspace(self) -> int:
+        return self._program.workspace
+
+    def run(
+        self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
+    ) -> Floats:
+        """Logits [len(rows), vocabulary] of these rows of the step that `cache` has prepared."""
+        view = self._views.get(cache)
+        if view is None:
+            view = self._views[cache] = view_of(cache)
+        for group, table in enumerate(cache.tables):
+            view.set_slots(group, table.slots)
+        vocabulary = self._program.vocabulary
+        logits = np.empty((len(rows), align(vocabulary, LANES)), np.float32)
+        counts = self._program.run(view, tokens, positions, np.asarray(rows, np.int64), logits)
+        counters = cache.counters
+        counters.written += counts[0]
+        counters.read += counts[1]
+        for name, calls in zip(("prefill", "decode"), counts[2:], strict=True):
+            if calls:
+                counters.calls[name] += calls
+        return logits[:, :vocabulary]
+
+    def trace(self, on: bool) -> None:
+        self._program.trace(on)
+
+    def timings(self) -> list[tuple[str, int, int]]:
+        """(operation, begin, end) in ns since tracing began or this was last asked."""
+        return self._program.timings()
+
+
+def load_program(checkpoint: Checkpoint, pool: isa.Pool, progress: Progress = quiet) -> CpuProgram:
+    """Record the model, pack its weights."""
+    config = checkpoint.config
+    ops = RecordingOps(checkpoint.has)
+    forward_of(config.architecture)(ops, config)
+    names = dict.fromkeys(name for node in ops.nodes for name in node.weights)
+    matrices: dict[str, isa.Weight] = {}
+    vectors: dict[str, Floats] = {}
+    shapes = {info.name: info.shape for info in checkpoint.infos}
+    for done, name in enumerate(names):
+        progress("loading", done, len(names))
+        if len(shapes[name]) == 1:
+            vectors[name] = np.ascontiguousarray(checkpoint.tensor(name))
+        else:
+            matrices[name] = pack(checkpoint, name, pool)
+    progress("loading", len(names), len(names))
+    return CpuProgram(config, Weights(matrices, vectors), ops.nodes, pool)
+
+
+OWN_KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool) -> isa.Weight:
+    """The packed form of a matrix: of its own type, or, for the types without one, codes and scales that give the same
+    numbers, or as the last resort the numbers."""
+    stored = checkpoint.encoded(name)
+    if stored.type in OWN_KINDS:
+        return isa.native.pack(pool, stored.type, np.ascontiguousarray(stored.rows), stored.shape[-1])
+    numbers = np.ascontiguousarray(checkpoint.tensor(name).reshape(-1, stored.shape[-1]))
+    packed = isa.native.pack_numbers(pool, numbers)
+    return packed or isa.native.pack(pool, "F32", numbers.view(np.uint8), stored.shape[-1])

@@ -1,0 +1,18 @@
+"""Columns: 32-slot panels, head-major inside; K transposed [head][dim][slot], V plain [head][slot][dim].
+
+What a vector unit reads in place: scores have slots in their lanes, outputs have dims. (Panel is the other way round,
+for a matrix unit.)
+"""
+
+from kvarn.cache.layout import BlockShape, Strides
+from kvarn.cache.layouts.panel import PANEL, Panel
+
+
+class Columns(Panel):
+    name = "columns"
+
+    def k_strides(self, shape: BlockShape) -> Strides:
+        return self.v_strides(shape)._replace(slot=1, dim=PANEL)
+
+    def v_strides(self, shape: BlockShape) -> Strides:
+        return super().k_strides(shape)

@@ -1,0 +1,10 @@
+// How fast this machine reads memory: what a decode step is measured against.
+#pragma once
+
+#include <cstdint>
+
+namespace kvarn {
+
+double read_bandwidth(int64_t bytes, int threads);  // GB/s, the best of a few passes
+
+}  // namespace kvarn

@@ -1,0 +1,192 @@
+// The integer side of a vector unit: 64 bytes of codes at a time where the registers have them, else 32. Lanes are
+// output rows, four columns to a lane; a sum over a block is an exact integer whichever way it is computed.
+// Included by linear.cpp; lives in the instruction set's namespace.
+#pragma once
+
+#include "simd.hpp"
+
+namespace kvarn::KVARN_ISA {
+namespace {
+
+#if defined(__AVX512VNNI__)
+
+constexpr int L = 16;
+using Bytes = __m512i;
+using Ints = __m512i;
+using Floats = __m512;
+constexpr bool kSigned = false;  // 8-bit codes stay code + 128, and the sum is corrected
+constexpr bool kWide = true;     // 32 registers: sixteen accumulators beside the codes
+
+inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline Bytes high_nibbles(Bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+template <int kBits, int kFrom>
+inline Bytes with_top(Bytes nibbles, Bytes plane) {  // bits kFrom.. of the plane as bits 4.. of the code
+    const Bytes moved = kFrom <= 4 ? _mm512_slli_epi16(plane, kFrom <= 4 ? 4 - kFrom : 0)
+                                   : _mm512_srli_epi16(plane, kFrom > 4 ? kFrom - 4 : 0);
+    const Bytes mask = _mm512_set1_epi8(kBits == 1 ? 0x10 : 0x30);
+    return _mm512_ternarylogic_epi64(nibbles, moved, mask, 0xf8);  // a | (b & c)
+}
+inline Ints dot(Ints acc, Bytes w, const int8_t* x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+}
+inline Ints dot8(Ints acc, Bytes w, const int8_t* x) { return dot(acc, w, x); }
+inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints times(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
+inline Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Floats same(float x) { return _mm512_set1_ps(x); }
+inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Floats product(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats halves(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Floats singles(const uint8_t* p) { return _mm512_loadu_ps(p); }
+inline Ints unsigned_bytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline void put(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+
+#elif defined(__AVX2__)
+
+constexpr int L = 8;
+using Bytes = __m256i;
+using Ints = __m256i;
+using Floats = __m256;
+constexpr bool kSigned = true;
+constexpr bool kWide = false;
+
+inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Bytes low_nibbles(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Bytes high_nibbles(Bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+template <int kBits, int kFrom>
+inline Bytes with_top(Bytes nibbles, Bytes plane) {
+    const Bytes moved = kFrom <= 4 ? _mm256_slli_epi16(plane, kFrom <= 4 ? 4 - kFrom : 0)
+                                   : _mm256_srli_epi16(plane, kFrom > 4 ? kFrom - 4 : 0);
+    return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(kBits == 1 ? 0x10 : 0x30)));
+}
+inline Bytes four_bytes(const int8_t* x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+}
+inline Ints dot(Ints acc, Bytes w, const int8_t* x) {  // codes below 64: pairs cannot saturate 16 bits
+    const Bytes pairs = _mm256_maddubs_epi16(w, four_bytes(x));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline Ints dot8(Ints acc, Bytes w, const int8_t* x) {  // |code| <= 128, |x| <= 127: 2 * 128 * 127 fits 16 bits
+    const Bytes code = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(0x80)));
+    const Bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(four_bytes(x), code));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints times(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
+inline Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Floats same(float x) { return _mm256_set1_ps(x); }
+inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Floats product(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Floats singles(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+inline Ints unsigned_bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints signed_bytes(const uint8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline void put(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+
+#else
+
+constexpr int L = 16;
+struct Bytes {
+    uint8_t v[4 * L];
+};
+using Ints = I;
+using Floats = F;
+constexpr bool kSigned = true;
+constexpr bool kWide = false;
+
+inline Bytes load_bytes(const uint8_t* p) {
+    Bytes b;
+    memcpy(b.v, p, sizeof b.v);
+    return b;
+}
+inline Bytes low_nibbles(Bytes x) {
+    for (uint8_t& b : x.v) b = uint8_t(b & 15u);
+    return x;
+}
+inline Bytes high_nibbles(Bytes x) {
+    for (uint8_t& b : x.v) b = uint8_t(b >> 4);
+    return x;
+}
+template <int kBits, int kFrom>
+inline Bytes with_top(Bytes nibbles, Bytes plane) {
+    for (int i = 0; i < 4 * L; ++i)
+        nibbles.v[i] = uint8_t(nibbles.v[i] | (((plane.v[i] >> kFrom) & (kBits == 1 ? 1u : 3u)) << 4));
+    return nibbles;
+}
+inline Ints dot(Ints acc, const Bytes& w, const int8_t* x) {
+    for (int i = 0; i < L; ++i)
+        acc.v[i] += w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
+    return acc;
+}
+inline Ints dot8(Ints acc, const Bytes& w, const int8_t* x) {
+    for (int i = 0; i < L; ++i)
+        for (int j = 0; j < 4; ++j) acc.v[i] += (int(w.v[4 * i + j]) - 128) * x[j];
+    return acc;
+}
+inline Ints ints(int32_t x) {
+    Ints r;
+    for (int32_t& v : r.v) v = x;
+    return r;
+}
+inline Ints plus(Ints a, Ints b) {
+    for (int i = 0; i < L; ++i) a.v[i] += b.v[i];
+    return a;
+}
+inline Ints times(Ints a, Ints b) {
+    for (int i = 0; i < L; ++i) a.v[i] *= b.v[i];
+    return a;
+}
+inline Floats floats(Ints x) { return to_float(x); }
+inline Floats same(float x) { return set1(x); }
+inline Floats fmadd(Floats a, Floats b, Floats c) { return fma(a, b, c); }
+inline Floats fnmadd(Floats a, Floats b, Floats c) {
+    for (float& v : a.v) v = -v;
+    return fma(a, b, c);
+}
+inline Floats product(Floats a, Floats b) { return mul(a, b); }
+inline Floats halves(const uint8_t* p) {
+    uint16_t h[L];
+    memcpy(h, p, sizeof h);
+    return load_f16(h);
+}
+inline Floats singles(const uint8_t* p) {
+    Floats r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+inline Ints unsigned_bytes(const uint8_t* p) {
+    Ints r;
+    for (int i = 0; i < L; ++i) r.v[i] = p[i];
+    return r;
+}
+inline Ints signed_bytes(const uint8_t* p) {
+    Ints r;
+    for (int i = 0; i < L; ++i) r.v[i] = int8_t(p[i]);
+    return r;
+}
+inline void put(float* p, Floats x) { store(p, x); }
+
+#endif
+
+}  // namespace
+}  // namespace kvarn::KVARN_ISA

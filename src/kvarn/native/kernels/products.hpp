@@ -1,0 +1,199 @@
+// Scores, softmax and outputs of some query rows over staged tiles. Included by attention.cpp.
+#pragma once
+
+#include "tiles.hpp"
+
+namespace kvarn::KVARN_ISA {
+namespace {
+
+// -- products: R rows of A with a staged tile -------------------------------------------------------------------------
+
+// A row of q is `depth` numbers: bf16 where the codec rounds and pairs can be multiplied, f32 otherwise.
+template <Codec C, int R>
+inline void scores(const void* q, int64_t depth, const void* tile, float* s, int64_t s_stride) {
+    F acc[R][2];
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
+#if defined(__AVX512BF16__)
+    if constexpr (dots(C)) {
+        const auto* a = static_cast<const uint16_t*>(q);
+        const auto* b = static_cast<const uint16_t*>(tile);
+        for (int64_t d = 0; d < depth; d += 2, b += 2 * kSlots) {
+            const auto b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 32);
+            for (int r = 0; r < R; ++r) {
+                const __m512bh x = pair_at(a + r * depth + d);
+                acc[r][0].v = _mm512_dpbf16_ps(acc[r][0].v, b0, x);
+                acc[r][1].v = _mm512_dpbf16_ps(acc[r][1].v, b1, x);
+            }
+        }
+        for (int r = 0; r < R; ++r) store(s + r * s_stride, acc[r][0]), store(s + r * s_stride + 16, acc[r][1]);
+        return;
+    }
+#endif
+    const auto* a = static_cast<const float*>(q);
+    const auto* b = static_cast<const float*>(tile);
+    for (int64_t d = 0; d < depth; d += 2)
+        for (int odd = 1; odd >= 0; --odd) {
+            const F b0 = load(b + (d + odd) * kSlots), b1 = load(b + (d + odd) * kSlots + 16);
+            for (int r = 0; r < R; ++r) {
+                const F x = set1(a[r * depth + d + odd]);
+                acc[r][0] = fma(b0, x, acc[r][0]);
+                acc[r][1] = fma(b1, x, acc[r][1]);
+            }
+        }
+    for (int r = 0; r < R; ++r) store(s + r * s_stride, acc[r][0]), store(s + r * s_stride + 16, acc[r][1]);
+}
+
+// O[r][lanes of dims] = sum over n tiles of p[r][slot] * V[slot][dim]; V staged one tile after the other.
+template <Codec C, int R, int N>
+inline void values(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
+                   int64_t o_stride) {
+    F acc[R][N];
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < N; ++i) acc[r][i] = zero();
+#if defined(__AVX512BF16__)
+    if constexpr (dots(C)) {
+        const auto* a = static_cast<const uint16_t*>(p);
+        const auto* b = static_cast<const uint16_t*>(v);
+        for (int64_t s = 0; s < n * kSlots; s += 2, b += 2 * width)
+            for (int r = 0; r < R; ++r) {
+                const __m512bh x = pair_at(a + r * p_stride + s);
+                for (int i = 0; i < N; ++i)
+                    acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, (__m512bh)_mm512_loadu_si512(b + i * 32), x);
+            }
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
+        return;
+    }
+#endif
+    const auto* a = static_cast<const float*>(p);
+    const auto* b = static_cast<const float*>(v);
+    for (int64_t s = 0; s < n * kSlots; s += 2)
+        for (int odd = 1; odd >= 0; --odd)
+            for (int r = 0; r < R; ++r) {
+                const F x = set1(a[r * p_stride + s + odd]);
+                for (int i = 0; i < N; ++i) acc[r][i] = fma(load(b + (s + odd) * width + i * kLanes), x, acc[r][i]);
+            }
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
+}
+
+template <Codec C, int R>
+inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
+                        int64_t o_stride) {
+    const int64_t bytes = dots(C) ? 4 : 4;  // per dim: a pair of bf16, or an f32
+    int64_t d = 0;
+    const auto* at = static_cast<const uint8_t*>(v);
+    for (; d + kValueLanes * kLanes <= width; d += kValueLanes * kLanes)
+        values<C, R, kValueLanes>(p, p_stride, at + d * bytes, width, n, o + d, o_stride);
+    for (; d < width; d += kLanes) values<C, R, 1>(p, p_stride, at + d * bytes, width, n, o + d, o_stride);
+}
+
+// -- softmax of one row over a chunk ----------------------------------------------------------------------------------
+
+struct Piece {
+    float m, l;
+};
+
+// s: n tiles of 32 scores. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
+template <Codec C>
+Piece softmax(float* s, const uint32_t* seen, int64_t n, float scale, const float* k_scale, const float* v_scale,
+              void* p) {
+    F top = set1(kMinusInfinity);
+    const F factor = set1(scale);
+    for (int64_t i = 0; i < 2 * n; ++i) {
+        F x = mul(load(s + i * kLanes), factor);
+        if constexpr (C == Codec::Int8) x = mul(x, load(k_scale + i * kLanes));
+        x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, x, set1(kMinusInfinity));
+        store(s + i * kLanes, x);
+        top = max(top, x);
+    }
+    const float m = reduce_max(top);
+    const F base = set1(m == kMinusInfinity ? 0.0f : m);
+    F sum = zero();
+    for (int64_t i = 0; i < 2 * n; ++i) {
+        F x = exp2(sub(load(s + i * kLanes), base));
+        sum = add(sum, x);
+        if constexpr (C == Codec::Int8)
+            x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, mul(x, load(v_scale + i * kLanes)), zero());
+        if constexpr (dots(C)) {
+            store_bf16(static_cast<uint16_t*>(p) + i * kLanes, x);
+        } else if constexpr (rounds(C)) {
+            uint16_t narrow[kLanes];
+            store_bf16(narrow, x);
+            store(static_cast<float*>(p) + i * kLanes, load_bf16(narrow));
+        } else {
+            store(static_cast<float*>(p) + i * kLanes, x);
+        }
+    }
+    return {m, reduce_add(sum)};
+}
+
+inline float exp2_of(float x) {
+    float lanes[kLanes];
+    store(lanes, exp2(set1(x)));
+    return lanes[0];
+}
+
+// (M, L, O) absorbs the next chunk.
+inline void absorb(Piece& total, float* o, Piece piece, const float* part, int64_t width) {
+    const float m = piece.m > total.m ? piece.m : total.m;
+    const float base = m == kMinusInfinity ? 0.0f : m;
+    const float a = exp2_of(total.m - base), b = exp2_of(piece.m - base);
+    total.l = __builtin_fmaf(total.l, a, piece.l * b);
+    total.m = m;
+    const F av = set1(a), bv = set1(b);
+    for (int64_t d = 0; d < width; d += kLanes) store(o + d, fma(load(o + d), av, mul(load(part + d), bv)));
+}
+
+inline void finish(const Piece& total, const float* o, int64_t dim, float* out) {
+    int64_t d = 0;
+    const F l = set1(total.l == 0.0f ? 1.0f : total.l);
+    for (; d + kLanes <= dim; d += kLanes) store(out + d, div(load(o + d), l));
+    for (; d < dim; ++d) out[d] = o[d] / (total.l == 0.0f ? 1.0f : total.l);
+}
+
+// -- a thread's memory ------------------------------------------------------------------------------------------------
+
+struct Scratch {  // carved out of a thread's memory
+    uint8_t* q;   // [rows][depth]
+    float* s;     // [rows][256]
+    uint8_t* p;   // [rows][256]
+    uint8_t *k, *v;
+    float *rows, *o, *part, *k_scale, *v_scale;
+};
+
+struct Carver {
+    uint8_t* at;
+    uint8_t* take(int64_t bytes) {
+        uint8_t* p = at;
+        at += up(bytes, 64);
+        return p;
+    }
+};
+
+constexpr int64_t kMostRows = 64;
+
+Scratch carve(uint8_t* memory, int64_t dim) {
+    const int64_t depth = up(dim, 16);
+    Carver c{memory};
+    Scratch x;
+    x.q = c.take(kMostRows * depth * 4);
+    x.s = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
+    x.p = c.take(kMostRows * kChunk * 4);
+    x.k = c.take(kSlots * depth * 4);
+    x.v = c.take(kChunk * depth * 4);
+    x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
+    x.o = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
+    x.part = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
+    x.k_scale = reinterpret_cast<float*>(c.take(kChunk * 4));
+    x.v_scale = reinterpret_cast<float*>(c.take(kChunk * 4));
+    return x;
+}
+
+template <Codec C>
+constexpr int64_t a_bytes() {  // of a number of q or p
+    return dots(C) ? 2 : 4;
+}
+
+}  // namespace
+}  // namespace kvarn::KVARN_ISA

@@ -1,0 +1,303 @@
+#include "program.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+namespace kvarn {
+
+namespace {
+
+int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+constexpr int64_t kTilesAtOnce = 8;  // activation tiles that stay in L2 while weights pass by
+
+}  // namespace
+
+// -- program ----------------------------------------------------------------------------------------------------------
+
+struct Program::Step {
+    const CacheView& cache;
+    const int64_t* tokens;
+    const int32_t* positions;
+    int64_t n_tokens;
+    const int64_t* rows;
+    int64_t n_rows;
+    float* logits;
+    std::vector<Counted> counted;  // per thread
+
+    int64_t rows_of(const Op& op) const { return op.selected ? n_rows : n_tokens; }
+};
+
+int Program::add_buffer(int64_t width) {
+    Buffer buffer;
+    buffer.width = width;
+    buffer.stride = up(width, kBlock);
+    buffers_.push_back(std::move(buffer));
+    widest_ = std::max(widest_, up(width, kBlock));
+    return int(buffers_.size()) - 1;
+}
+
+int Program::add_rope(std::vector<double> frequencies, float magnitude) {
+    ropes_.push_back({std::move(frequencies), magnitude, {}, {}});
+    return int(ropes_.size()) - 1;
+}
+
+int64_t Program::vocabulary() const {
+    return ops_.empty() || ops_.back().segments.empty() ? 0 : ops_.back().segments[0].weight.rows;
+}
+
+int64_t Program::workspace_bytes() const {
+    int64_t total = int64_t(codes_.size() + meta_.size() * sizeof(BlockMeta) + bf16_.size() * 2 + partials_.size() * 4);
+    for (const Buffer& b : buffers_) total += int64_t(b.data.size() * 4);
+    for (const auto& s : scratch_) total += int64_t(s.size());
+    return total;
+}
+
+void Program::grow(int64_t tokens, int64_t rows) {
+    const int64_t most = std::max(tokens, rows);
+    if (most <= capacity_) return;
+    capacity_ = most;
+    for (Buffer& b : buffers_) b.data.assign(size_t(most * b.stride), 0.0f);
+    const int64_t padded = up(most, kTile);
+    codes_.assign(size_t(padded * widest_), 0);
+    meta_.assign(size_t(padded * widest_ / kBlock), BlockMeta{});
+    bf16_.assign(size_t(padded * widest_), 0);
+    for (RopeTable& r : ropes_) {
+        r.cos.resize(size_t(most) * r.frequencies.size());
+        r.sin.resize(r.cos.size());
+    }
+}
+
+Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
+                     const int64_t* rows, int64_t n_rows, float* logits) {
+    grow(n_tokens, n_rows);
+    for (shares_.reserve(ops_.size()); shares_.size() < ops_.size();) {
+        std::vector<Shares>& phases = shares_.emplace_back();
+        for (int phase = 0; phase < 3; ++phase) phases.emplace_back(pool_->size());
+    }
+    plans_.resize(cache.groups.size());
+    int64_t floats = 0, scratch = 0;
+    for (size_t g = 0; g < cache.groups.size(); ++g) {
+        const auto layer = [&]() -> const LayerView& {
+            for (const LayerView& l : cache.layers)
+                if (l.group == int64_t(g)) return l;
+            return cache.layers[0];
+        }();
+        plans_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store);
+        floats = std::max(floats, plans_[g].partial_floats);
+        scratch = std::max(scratch, scratch_bytes(layer.store.dim));
+    }
+    if (int64_t(partials_.size()) < floats) partials_.resize(size_t(floats));
+    scratch_.resize(size_t(pool_->size()));
+    for (auto& s : scratch_)
+        if (int64_t(s.size()) < scratch + 64) s.resize(size_t(scratch + 64));
+
+    Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, {}};
+    step.counted.resize(size_t(pool_->size()));
+    for (size_t i = 0; i < ops_.size(); ++i) {
+        const Op& op = ops_[i];
+        const int64_t n = step.rows_of(op);
+        if (op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) {
+            int64_t groups = 0;
+            for (const Segment& s : op.segments) groups += s.weight.groups;
+            const int64_t tiles = (n + kTile - 1) / kTile;
+            shares_[i][0].reset(groups * ((tiles + kTilesAtOnce - 1) / kTilesAtOnce));
+        } else {
+            shares_[i][0].reset(n);
+        }
+        if (op.kind == Op::Kind::Attention) {
+            const Plan& plan = plans_[size_t(cache.layers[size_t(op.layer)].group)];
+            shares_[i][1].reset(int64_t(plan.prefill.size() + plan.decode.size()));
+            shares_[i][2].reset(int64_t(plan.merges.size()));
+        }
+    }
+    pool_->run([&](int thread) { walk(step, thread); });
+    Counted total;
+    for (const Counted& c : step.counted) {
+        total.written += c.written, total.read += c.read;
+        total.prefill += c.prefill, total.decode += c.decode;
+    }
+    return total;
+}
+
+void Program::walk(Step& step, int thread) {
+    const FlushDenormals flush;
+    for (RopeTable& table : ropes_) {  // each thread its part of the tokens
+        const int64_t half = int64_t(table.frequencies.size()), threads = pool_->size();
+        for (int64_t t = step.n_tokens * thread / threads; t < step.n_tokens * (thread + 1) / threads; ++t)
+            for (int64_t i = 0; i < half; ++i) {
+                const double angle = double(step.positions[t]) * table.frequencies[size_t(i)];
+                table.cos[size_t(t * half + i)] = float(double(table.magnitude) * std::cos(angle));
+                table.sin[size_t(t * half + i)] = float(double(table.magnitude) * std::sin(angle));
+            }
+    }
+    for (size_t i = 0; i < ops_.size(); ++i) {
+        const int64_t begin = tracing_ && thread == 0 ? now() : 0;
+        run_op(step, ops_[i], i, thread);
+        pool_->barrier();
+        if (tracing_ && thread == 0) timings_.push_back({int32_t(i), begin, now()});
+    }
+}
+
+void Program::run_op(Step& step, const Op& op, size_t index, int thread) {
+    Shares& shares = shares_[index][0];
+    int64_t begin, end;
+    switch (op.kind) {
+        case Op::Kind::Embed:
+            return embed(step, op, shares, thread);
+        case Op::Kind::Prepare:
+        case Op::Kind::Gated:
+            return prepare(step, op, shares, thread);
+        case Op::Kind::Linear:
+        case Op::Kind::Logits:
+            return linear(step, op, shares, thread);
+        case Op::Kind::Attention:
+            return attention(step, op, index, thread);
+        case Op::Kind::NormAdd:
+            while (shares.take(thread, 1, begin, end)) {
+                const int64_t n = buffers_[size_t(op.in)].width;
+                float* h = row(op.in, begin);
+                kernels_.rows->norm(h, op.weight->data(), n, op.eps, h);
+                kernels_.rows->add(row(op.out, begin), h, n);
+            }
+            return;
+        case Op::Kind::Add:
+            while (shares.take(thread, 1, begin, end))
+                kernels_.rows->add(row(op.out, begin), row(op.in, begin), buffers_[size_t(op.in)].width);
+            return;
+        case Op::Kind::Select:
+            while (shares.take(thread, 1, begin, end))
+                memcpy(row(op.out, begin), row(op.in, step.rows[begin]), size_t(buffers_[size_t(op.in)].stride) * 4);
+            return;
+    }
+}
+
+void Program::embed(Step& step, const Op& op, Shares& shares, int thread) {
+    int64_t t, end;
+    while (shares.take(thread, 1, t, end)) {
+        float* out = row(op.out, t);
+        unpack_row(op.matrix, step.tokens[t], out);
+        if (op.scale != 1.0f) kernels_.rows->scale(out, buffers_[size_t(op.out)].width, op.scale);
+    }
+}
+
+// Rows in f32, then in the forms that the next product reads. Thread 0 describes the activations; all hold the same
+// pointers, and rows past the last of a short tile are zeros.
+void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
+    const Buffer& out = buffers_[size_t(op.out)];
+    Activations x;
+    x.rows = step.rows_of(op), x.cols = out.width, x.blocks = out.stride / kBlock;
+    x.height = kTile;
+    while (x.height / 2 >= x.rows) x.height /= 2;
+    x.codes = codes_.data(), x.meta = meta_.data(), x.bf16 = bf16_.data();
+    x.f32 = out.data.data(), x.stride = out.stride;
+    int64_t r, end;
+    while (shares.take(thread, 1, r, end)) {
+        float* y = row(op.out, r);
+        if (op.kind == Op::Kind::Gated)
+            kernels_.rows->gate(row(op.in, r), row(op.in2, r), out.width, op.gate, y);
+        else if (op.weight)
+            kernels_.rows->norm(row(op.in, r), op.weight->data(), out.width, op.eps, y);
+        if (op.codes) kernels_.linear->quantize(y, x, r);
+        if (op.bf16) kernels_.linear->round(y, x, r);
+    }
+    if (op.codes && thread == 0)  // no thread reads these rows before the barrier
+        for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
+            const int64_t t = surplus / kTile, in = surplus % kTile;
+            for (int64_t b = 0; b < x.blocks; ++b) {
+                memset(x.codes + ((t * x.blocks + b) * x.height + in) * kBlock, 0, size_t(kBlock));
+                x.meta[(t * x.blocks + b) * x.height + in] = BlockMeta{};
+            }
+        }
+    if (thread == 0) activations_ = x;
+}
+
+void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
+    const int64_t n = step.rows_of(op), tiles = (n + kTile - 1) / kTile;
+    if (!n) return;
+    int64_t groups = 0;
+    for (const Segment& s : op.segments) groups += s.weight.groups;
+    const int64_t grain = std::max<int64_t>(1, groups / (8 * pool_->size()));
+    int64_t begin, end;
+    while (shares.take(thread, grain, begin, end))
+        while (begin < end) {  // items are groups, all of them once per block of tiles
+            const int64_t block = begin / groups, stop = std::min(end, (block + 1) * groups);
+            int64_t at = block * groups;
+            for (const Segment& s : op.segments) {
+                const int64_t low = std::max(begin, at) - at, high = std::min(stop, at + s.weight.groups) - at;
+                at += s.weight.groups;
+                if (low >= high) continue;
+                Output y;
+                if (op.kind == Op::Kind::Logits) {
+                    y.data = step.logits, y.stride = up(s.weight.rows, kGroup);
+                } else {
+                    y.data = row(s.out, 0), y.stride = buffers_[size_t(s.out)].stride;
+                }
+                y.bias = s.bias ? s.bias->data() : nullptr;
+                y.add = s.add;
+                const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
+                kernels_.linear->multiply(s.weight, activations_, y, range);
+            }
+            begin = stop;
+        }
+}
+
+void Program::attention(Step& step, const Op& op, size_t index, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const GroupView& group = step.cache.groups[size_t(layer.group)];
+    const Plan& plan = plans_[size_t(layer.group)];
+    Counted& counted = step.counted[size_t(thread)];
+    write_rows(step, op, shares_[index][0], thread);
+    pool_->barrier();
+
+    const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
+    const AttentionArgs args{layer.store,   group.table,    group.spec, op.scale,
+                             q.data.data(), row(op.out, 0), q.stride,   out.stride};
+    uint8_t* scratch = scratch_[size_t(thread)].data();
+    scratch += -reinterpret_cast<uintptr_t>(scratch) & 63;
+    int64_t i, end;
+    const auto n_prefill = int64_t(plan.prefill.size());
+    while (shares_[index][1].take(thread, 1, i, end))
+        counted.read += i < n_prefill ? kernels_.attention->prefill(args, plan.prefill[size_t(i)], scratch)
+                                      : kernels_.attention->decode(args, plan.decode[size_t(i - n_prefill)],
+                                                                   partials_.data(), scratch);
+    if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
+    if (plan.merges.empty()) return;
+    pool_->barrier();
+    while (shares_[index][2].take(thread, 1, i, end)) {
+        const auto [first, n] = plan.merges[size_t(i)];
+        kernels_.attention->merge(args, &plan.decode[size_t(first)], n, partials_.data());
+    }
+}
+
+// Norm and rotate each head of q and k where they stand, then encode k and v into the cells that the table names.
+void Program::write_rows(Step& step, const Op& op, Shares& shares, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const TableView& table = step.cache.groups[size_t(layer.group)].table;
+    const int64_t dim = op.head_dim;
+    const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
+    int64_t t, end;
+    while (shares.take(thread, 1, t, end)) {
+        const auto finish = [&](float* x, int64_t heads, const Vector& norm) {
+            for (int64_t h = 0; h < heads; ++h, x += dim) {
+                if (norm) kernels_.rows->norm(x, norm->data(), dim, op.eps, x);
+                if (!rope) continue;
+                const auto half = int64_t(rope->frequencies.size());
+                kernels_.rows->rotate(x, &rope->cos[size_t(t * half)], &rope->sin[size_t(t * half)], half);
+            }
+        };
+        finish(row(op.in, t), op.heads, op.weight);
+        finish(row(op.in2, t), op.kv_heads, op.weight2);
+        if (table.slots[t] >= 0)
+            step.counted[size_t(thread)].written +=
+                write_token(layer.store, *kernels_.cells, table.slots[t], row(op.in2, t), row(op.in3, t), op.kv_heads);
+    }
+}
+
+}  // namespace kvarn

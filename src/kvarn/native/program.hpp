@@ -1,0 +1,149 @@
+// A model as a list of operations over numbered buffers, and a step as one pass over it.
+//
+// Built once: buffers, weights and operations are added in order, from the calls that a model makes (backends/cpu).
+// `run` hands the list to the pool; every thread walks it, shares out each operation's items, and waits at its end.
+// Workspaces grow to the largest step and stay. Non-goals: what a model is, where weights come from, sampling.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "isa.hpp"
+#include "linear.hpp"
+#include "rows.hpp"
+#include "threads.hpp"
+#include "view.hpp"
+
+namespace kvarn {
+
+struct LayerView {
+    StoreView store;
+    int64_t group = 0;  // whose table it uses
+};
+
+struct GroupView {
+    TableView table;
+    SpecView spec;
+};
+
+struct CacheView {
+    std::vector<LayerView> layers;
+    std::vector<GroupView> groups;
+};
+
+struct Counted {  // what a run moved
+    int64_t written = 0, read = 0, prefill = 0, decode = 0;
+};
+
+struct Timing {
+    int32_t op;
+    int64_t begin, end;  // ns
+};
+
+// Cells of one token's keys and values, encoded into place. Returns bytes written.
+int64_t write_token(const StoreView& store, const Cells& cells, int64_t slot, const float* k, const float* v,
+                    int64_t n_kv_heads);
+
+// The units of one step over one group of layers.
+struct Plan {
+    std::vector<Unit> decode, prefill;
+    std::vector<std::array<int64_t, 2>> merges;  // first unit and count, per sequence and head
+    int64_t partial_floats = 0;
+
+    void make(const TableView& table, const SpecView& spec, const StoreView& store);
+};
+
+// Attention of one layer outside a program: what the conformance tests call.
+Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool prefill, bool decode);
+
+struct RopeTable {
+    std::vector<double> frequencies;
+    float magnitude = 1;
+    std::vector<float> cos, sin;  // [T, half], of this step
+};
+
+using Vector = std::shared_ptr<std::vector<float>>;  // a norm's weight or a bias, padded with zeros
+
+struct Segment {  // a matrix of a linear operation
+    Packed weight;
+    Vector bias;
+    int out = -1;
+    bool add = false;
+};
+
+struct Op {
+    enum class Kind { Embed, Prepare, NormAdd, Add, Linear, Attention, Gated, Select, Logits } kind{};
+    std::string name;
+    bool selected = false;  // runs over the rows that the caller asked for, not over all tokens
+    int in = -1, in2 = -1, in3 = -1, out = -1;
+    float scale = 1, eps = 0;
+    bool codes = false, bf16 = false;  // forms of its output that the next linear reads
+    Vector weight, weight2;            // norms
+    Packed matrix;
+    std::vector<Segment> segments;
+    int layer = 0, rope = -1, heads = 0, kv_heads = 0, head_dim = 0;
+    Gate gate{};
+};
+
+class Program {
+  public:
+    Program(std::shared_ptr<Pool> pool, const Kernels& kernels) : pool_(std::move(pool)), kernels_(kernels) {}
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+
+    int add_buffer(int64_t width);
+    int add_rope(std::vector<double> frequencies, float magnitude);
+    void add_op(Op op) { ops_.push_back(std::move(op)); }
+
+    // Logits [n_rows, vocabulary] of these rows of the step, into `logits`.
+    Counted run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
+                const int64_t* rows, int64_t n_rows, float* logits);
+
+    int n_buffers() const { return int(buffers_.size()); }
+    int64_t vocabulary() const;
+    int64_t workspace_bytes() const;
+    void trace(bool on) { tracing_ = on; }
+    std::vector<Timing> take_timings() { return std::move(timings_); }
+    const std::vector<Op>& ops() const { return ops_; }
+
+  private:
+    struct Buffer {
+        int64_t width = 0, stride = 0;
+        std::vector<float> data;
+    };
+    struct Step;
+
+    void grow(int64_t tokens, int64_t rows);
+    void walk(Step& step, int thread);
+    void run_op(Step& step, const Op& op, size_t index, int thread);
+    void embed(Step&, const Op&, Shares&, int thread);
+    void prepare(Step&, const Op&, Shares&, int thread);
+    void linear(Step&, const Op&, Shares&, int thread);
+    void attention(Step&, const Op&, size_t index, int thread);
+    void write_rows(Step&, const Op&, Shares&, int thread);
+    float* row(int buffer, int64_t r) {
+        return buffers_[size_t(buffer)].data.data() + r * buffers_[size_t(buffer)].stride;
+    }
+
+    std::shared_ptr<Pool> pool_;
+    const Kernels& kernels_;
+    std::vector<Buffer> buffers_;
+    std::vector<RopeTable> ropes_;
+    std::vector<Op> ops_;
+    int64_t capacity_ = 0, widest_ = 0;
+    Activations activations_;
+    std::vector<int8_t> codes_;
+    std::vector<BlockMeta> meta_;
+    std::vector<uint16_t> bf16_;
+    std::vector<std::vector<Shares>> shares_;  // per operation, one per phase
+    std::vector<Plan> plans_;
+    std::vector<float> partials_;
+    std::vector<std::vector<uint8_t>> scratch_;  // per thread
+    bool tracing_ = false;
+    std::vector<Timing> timings_;
+};
+
+}  // namespace kvarn

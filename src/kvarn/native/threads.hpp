@@ -1,0 +1,88 @@
+// A pool of threads that works on one job at a time; the caller is thread 0. Workers spin a little, then sleep, so an
+// idle pool costs nothing and a busy machine makes it slower, never stuck. Pools are independent of each other.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace kvarn {
+
+class Pool {
+  public:
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int size() const { return size_; }
+
+    // fn(context, thread) on every thread, once; returns when all have returned.
+    void run(void (*fn)(void* context, int thread), void* context);
+    template <typename Fn>
+    void run(Fn&& fn) {
+        run([](void* context, int thread) { (*static_cast<Fn*>(context))(thread); }, &fn);
+    }
+
+    void barrier();  // inside run: every thread waits for all the others
+
+  private:
+    struct alignas(64) Signal {  // a number that threads wait on
+        std::atomic<uint32_t> value{0};
+        std::atomic<uint32_t> sleepers{0};
+        void raise();
+        void wait(uint32_t old, int64_t spin_ns);
+    };
+    void work(int thread);
+
+    const int size_;
+    std::mutex mutex_;  // one job at a time
+    Signal job_, phase_;
+    alignas(64) std::atomic<int> arrived_{0};
+    void (*fn_)(void*, int) = nullptr;
+    void* context_ = nullptr;
+    bool stop_ = false;
+    std::vector<std::thread> workers_;
+};
+
+// Items 0..n-1 shared out among threads: each takes from its own range first, then from the others'.
+class Shares {
+  public:
+    explicit Shares(int threads) : next_(new Next[size_t(threads)]), threads_(threads) {}
+    void reset(int64_t n) {
+        n_ = n;
+        for (int i = 0; i < threads_; ++i) next_[size_t(i)].value.store(0, std::memory_order_relaxed);
+    }
+    bool take(int thread, int64_t grain, int64_t& begin, int64_t& end);
+
+  private:
+    struct alignas(64) Next {
+        std::atomic<int64_t> value{0};
+    };
+    std::unique_ptr<Next[]> next_;
+    int threads_;
+    int64_t n_ = 0;
+};
+
+// Denormals are zero while kernels run, as the matrix and dot-product units have it; the caller's mode comes back.
+class FlushDenormals {
+#if defined(__x86_64__)
+    unsigned mode_ = _mm_getcsr();
+
+  public:
+    FlushDenormals() { _mm_setcsr(mode_ | 0x8040u); }
+    ~FlushDenormals() { _mm_setcsr(mode_); }
+#else
+  public:
+    FlushDenormals() {}
+#endif
+};
+
+}  // namespace kvarn

@@ -1,0 +1,120 @@
+// The cache's side of a step: which units of attention there are, and encoding cells into place.
+#include "view.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "program.hpp"
+
+namespace kvarn {
+
+namespace {
+
+int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+int64_t scratch_bytes(int64_t dim) {
+    const int64_t depth = up(dim, 16);
+    return 4 * (64 * depth + 2 * 64 * kChunk + 2 * kSlots * depth + kChunk * depth + 2 * 64 * depth + 2 * kChunk) +
+           64 * 16;
+}
+
+void Plan::make(const TableView& table, const SpecView& spec, const StoreView& store) {
+    decode.clear(), prefill.clear(), merges.clear();
+    const int64_t group = spec.n_heads / store.n_heads, stride = group * (2 + up(store.dim, 16));
+    const int64_t step = std::max<int64_t>(1, kQueryRows / group);
+    partial_floats = 0;
+    for (int64_t s = 0; s < table.n_seqs; ++s) {
+        const int64_t fresh = table.q_start[s + 1] - table.q_start[s], length = table.kv_len[s];
+        if (fresh == 0) continue;
+        if (fresh > 1) {
+            for (int64_t h = 0; h < store.n_heads; ++h)
+                for (int64_t p = length - fresh; p < length; p += step)
+                    prefill.push_back({int32_t(s), int32_t(h), p, std::min(p + step, length), 0});
+            continue;
+        }
+        for (int64_t h = 0; h < store.n_heads; ++h) {
+            const auto first = int64_t(decode.size());
+            const int64_t floor = spec.window < 0 ? 0 : std::max<int64_t>(0, length - spec.window);  // of the window
+            for (int64_t c = 0; c < length; c += kChunk) {
+                if (c + kChunk <= floor && c >= spec.pinned) continue;
+                decode.push_back({int32_t(s), int32_t(h), c, std::min(c + kChunk, length), partial_floats});
+                partial_floats += stride;
+            }
+            merges.push_back({first, int64_t(decode.size()) - first});
+        }
+    }
+}
+
+int64_t write_token(const StoreView& s, const Cells& cells, int64_t slot, const float* k, const float* v,
+                    int64_t n_kv_heads) {
+    const int64_t block = slot / s.block_size, in = slot % s.block_size, copies = s.n_heads / n_kv_heads;
+    const int64_t panel = in / s.panel_size, row = in % s.panel_size, bytes = cell_bytes(s.codec);
+    alignas(64) uint8_t encoded[4 * 1024];
+    const auto put = [&](const float* x, uint8_t* base, const Strides& st, float* scales, const Strides& sst) {
+        for (int64_t h = 0; h < n_kv_heads; ++h, x += s.dim) {
+            float scale = 0;
+            switch (s.codec) {
+                case Codec::F32:
+                    memcpy(encoded, x, size_t(s.dim) * 4);
+                    break;
+                case Codec::F16:
+                    cells.f16(x, reinterpret_cast<uint16_t*>(encoded), s.dim);
+                    break;
+                case Codec::BF16:
+                    cells.bf16(x, reinterpret_cast<uint16_t*>(encoded), s.dim);
+                    break;
+                case Codec::Int8:
+                    cells.int8(x, reinterpret_cast<int8_t*>(encoded), &scale, 1, s.dim);
+                    break;
+            }
+            for (int64_t c = h * copies; c < (h + 1) * copies; ++c) {
+                uint8_t* to = base + (block * st.block + panel * st.panel + c * st.head + row * st.slot) * bytes;
+                if (st.dim == 1)
+                    memcpy(to, encoded, size_t(s.dim * bytes));
+                else if (bytes == 2)
+                    for (int64_t d = 0; d < s.dim; ++d) memcpy(to + d * st.dim * 2, encoded + d * 2, 2);
+                else
+                    for (int64_t d = 0; d < s.dim; ++d)
+                        memcpy(to + d * st.dim * bytes, encoded + d * bytes, size_t(bytes));
+                if (scales) scales[block * sst.block + panel * sst.panel + c * sst.head + row * sst.slot] = scale;
+            }
+        }
+    };
+    put(k, s.k, s.ks, s.k_scale, s.k_scales);
+    put(v, s.v, s.vs, s.v_scale, s.v_scales);
+    return 2 * s.n_heads * (s.dim * bytes + (s.k_scale ? 4 : 0));
+}
+
+Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool with_prefill, bool with_decode) {
+    Plan plan;
+    plan.make(args.table, args.spec, args.store);
+    if (!with_prefill) plan.prefill.clear();
+    if (!with_decode) plan.decode.clear(), plan.merges.clear();
+    std::vector<float> partials(size_t(plan.partial_floats));
+    Shares units(pool.size()), merges(pool.size());
+    units.reset(int64_t(plan.prefill.size() + plan.decode.size()));
+    merges.reset(int64_t(plan.merges.size()));
+    std::vector<int64_t> read(size_t(pool.size()));
+    pool.run([&](int thread) {
+        const FlushDenormals flush;
+        std::vector<uint8_t> memory(size_t(scratch_bytes(args.store.dim)) + 64);
+        uint8_t* scratch = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63);
+        int64_t i, end;
+        const auto n = int64_t(plan.prefill.size());
+        while (units.take(thread, 1, i, end))
+            read[size_t(thread)] +=
+                i < n ? kernels.attention->prefill(args, plan.prefill[size_t(i)], scratch)
+                      : kernels.attention->decode(args, plan.decode[size_t(i - n)], partials.data(), scratch);
+        pool.barrier();
+        while (merges.take(thread, 1, i, end))
+            kernels.attention->merge(args, &plan.decode[size_t(plan.merges[size_t(i)][0])], plan.merges[size_t(i)][1],
+                                     partials.data());
+    });
+    Counted counted;
+    for (const int64_t bytes : read) counted.read += bytes;
+    return counted;
+}
+
+}  // namespace kvarn
