@@ -7,9 +7,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 
 #include "bandwidth.hpp"
+#include "pages.hpp"
 #include "program.hpp"
 
 namespace nb = nanobind;
@@ -339,7 +341,17 @@ void bind_program(nb::module_& m) {
 
 }  // namespace
 
+// Zeroed memory in large pages, where the system has them; backed when it is first written.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> arena(int64_t bytes) {
+    ensure(bytes >= 0 && bytes < (int64_t(1) << 46), "arena: that many bytes cannot be had");
+    auto memory = std::make_unique<std::shared_ptr<uint8_t>>(pages(bytes));
+    uint8_t* data = memory->get();
+    nb::capsule owner(memory.release(), [](void* p) noexcept { delete static_cast<std::shared_ptr<uint8_t>*>(p); });
+    return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size_t(bytes)}, owner);
+}
+
 void bind_cpu(nb::module_& m) {
+    m.def("arena", &arena, nb::arg("bytes"));
     nb::class_<Pool>(m, "Pool").def(nb::init<int>()).def_prop_ro("size", &Pool::size);
     nb::class_<Packed>(m, "Weight")
         .def_prop_ro("kind", [](const Packed& w) { return std::string(name_of(w.kind)); })

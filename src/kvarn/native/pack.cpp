@@ -1,13 +1,11 @@
 #include "pack.hpp"
 
-#include <sys/mman.h>
-
 #include <bit>
 #include <cstring>
-#include <new>
 #include <numeric>
 
 #include "half.hpp"
+#include "pages.hpp"
 
 namespace kvarn {
 
@@ -237,13 +235,7 @@ Packed allocate(Kind kind, int64_t rows, int64_t cols) {
     w.blocks = up(cols, kBlock) / kBlock;
     w.scale_bytes = up(w.blocks * scale_bytes(kind), 64);
     w.group_bytes = w.scale_bytes + w.blocks * code_bytes(kind);
-    const size_t n = size_t(up(w.nbytes() + 64, 4096));
-    void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-    madvise(p, n, MADV_HUGEPAGE);
-#endif
-    w.data = std::shared_ptr<uint8_t>(static_cast<uint8_t*>(p), [n](uint8_t* q) { munmap(q, n); });
+    w.data = pages(w.nbytes());
     return w;
 }
 

@@ -61,6 +61,7 @@ const char* name_of(Kind kind);
 int64_t code_bytes(Kind kind);   // of one block of one group
 int64_t scale_bytes(Kind kind);  // of one block of one group, on average
 
+std::shared_ptr<uint8_t> pages(int64_t bytes);           // zeroed, in large pages where the system has them
 Packed allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
 
 // Rows of stored bytes into groups [begin, end). Groups are independent: threads may share the work.

@@ -89,7 +89,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
                 if (l.group == int64_t(g)) return l;
             return cache.layers[0];
         }();
-        plans_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store);
+        plans_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
         floats = std::max(floats, plans_[g].partial_floats);
         scratch = std::max(scratch, scratch_bytes(layer.store.dim));
     }
@@ -270,10 +270,8 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
     if (plan.merges.empty()) return;
     pool_->barrier();
-    while (shares_[index][2].take(thread, 1, i, end)) {
-        const auto [first, n] = plan.merges[size_t(i)];
-        kernels_.attention->merge(args, &plan.decode[size_t(first)], n, partials_.data());
-    }
+    while (shares_[index][2].take(thread, 1, i, end))
+        kernels_.attention->merge(args, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
 }
 
 // Norm and rotate each head of q and k where they stand, then encode k and v into the cells that the table names.
@@ -284,6 +282,7 @@ void Program::write_rows(Step& step, const Op& op, Shares& shares, int thread) {
     const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
     int64_t t, end;
     while (shares.take(thread, 1, t, end)) {
+        expect_write(layer.store, table.slots[t]);
         const auto finish = [&](float* x, int64_t heads, const Vector& norm) {
             for (int64_t h = 0; h < heads; ++h, x += dim) {
                 if (norm) kernels_.rows->norm(x, norm->data(), dim, op.eps, x);

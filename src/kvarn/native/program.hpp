@@ -5,7 +5,6 @@
 // Workspaces grow to the largest step and stay. Non-goals: what a model is, where weights come from, sampling.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,6 +42,8 @@ struct Timing {
     int64_t begin, end;  // ns
 };
 
+void expect_write(const StoreView& store, int64_t slot);  // bring the cells of a coming write into the cache
+
 // Cells of one token's keys and values, encoded into place. Returns bytes written.
 int64_t write_token(const StoreView& store, const Cells& cells, int64_t slot, const float* k, const float* v,
                     int64_t n_kv_heads);
@@ -50,10 +51,10 @@ int64_t write_token(const StoreView& store, const Cells& cells, int64_t slot, co
 // The units of one step over one group of layers.
 struct Plan {
     std::vector<Unit> decode, prefill;
-    std::vector<std::array<int64_t, 2>> merges;  // first unit and count, per sequence and head
+    std::vector<Merge> merges;
     int64_t partial_floats = 0;
 
-    void make(const TableView& table, const SpecView& spec, const StoreView& store);
+    void make(const TableView& table, const SpecView& spec, const StoreView& store, int threads);
 };
 
 // Attention of one layer outside a program: what the conformance tests call.

@@ -16,35 +16,50 @@ int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 int64_t scratch_bytes(int64_t dim) {
     const int64_t depth = up(dim, 16);
-    return 4 * (64 * depth + 2 * 64 * kChunk + 2 * kSlots * depth + kChunk * depth + 2 * 64 * depth + 2 * kChunk) +
+    return 4 * (64 * depth + 2 * 64 * kChunk + 2 * kSlots * depth + kChunk * depth + 2 * 64 * depth + 2 * 64 * kChunk) +
            64 * 16;
 }
 
-void Plan::make(const TableView& table, const SpecView& spec, const StoreView& store) {
+void Plan::make(const TableView& table, const SpecView& spec, const StoreView& store, int threads) {
     decode.clear(), prefill.clear(), merges.clear();
-    const int64_t group = spec.n_heads / store.n_heads, stride = group * (2 + up(store.dim, 16));
+    const int64_t group = spec.n_heads / store.n_heads, stride = 2 + up(store.dim, 16);
     const int64_t step = std::max<int64_t>(1, kQueryRows / group);
     partial_floats = 0;
+    // Heads of one unit: as many as memory likes, unless that leaves threads without work.
+    int64_t chunks = 0;
+    for (int64_t s = 0; s < table.n_seqs; ++s)
+        if (table.q_start[s + 1] - table.q_start[s] == 1) chunks += (table.kv_len[s] + kChunk - 1) / kChunk;
+    const int64_t heads = chunks < 4 * threads ? 1 : std::min(step, store.n_heads);
     for (int64_t s = 0; s < table.n_seqs; ++s) {
         const int64_t fresh = table.q_start[s + 1] - table.q_start[s], length = table.kv_len[s];
         if (fresh == 0) continue;
         if (fresh > 1) {
             for (int64_t h = 0; h < store.n_heads; ++h)
                 for (int64_t p = length - fresh; p < length; p += step)
-                    prefill.push_back({int32_t(s), int32_t(h), p, std::min(p + step, length), 0});
+                    prefill.push_back({int32_t(s), int32_t(h), 1, p, std::min(p + step, length), 0});
             continue;
         }
-        for (int64_t h = 0; h < store.n_heads; ++h) {
+        const int64_t floor = spec.window < 0 ? 0 : std::max<int64_t>(0, length - spec.window);  // of the window
+        for (int64_t h = 0; h < store.n_heads; h += heads) {
             const auto first = int64_t(decode.size());
-            const int64_t floor = spec.window < 0 ? 0 : std::max<int64_t>(0, length - spec.window);  // of the window
+            const int64_t n = std::min(heads, store.n_heads - h);
             for (int64_t c = 0; c < length; c += kChunk) {
                 if (c + kChunk <= floor && c >= spec.pinned) continue;
-                decode.push_back({int32_t(s), int32_t(h), c, std::min(c + kChunk, length), partial_floats});
-                partial_floats += stride;
+                decode.push_back({int32_t(s), int32_t(h), int32_t(n), c, std::min(c + kChunk, length), partial_floats});
+                partial_floats += n * group * stride;
             }
-            merges.push_back({first, int64_t(decode.size()) - first});
+            for (int64_t i = 0; i < n; ++i) merges.push_back({first, int64_t(decode.size()) - first, int32_t(h + i)});
         }
     }
+}
+
+void expect_write(const StoreView& s, int64_t slot) {
+    if (slot < 0 || s.ks.dim == 1) return;  // contiguous rows are few lines
+    const int64_t in = slot % s.block_size, bytes = cell_bytes(s.codec);
+    const int64_t at =
+        slot / s.block_size * s.ks.block + in / s.panel_size * s.ks.panel + in % s.panel_size * s.ks.slot;
+    for (int64_t h = 0; h < s.n_heads; ++h)
+        for (int64_t d = 0; d < s.dim; ++d) __builtin_prefetch(s.k + (at + h * s.ks.head + d * s.ks.dim) * bytes, 1);
 }
 
 int64_t write_token(const StoreView& s, const Cells& cells, int64_t slot, const float* k, const float* v,
@@ -89,7 +104,7 @@ int64_t write_token(const StoreView& s, const Cells& cells, int64_t slot, const 
 
 Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool with_prefill, bool with_decode) {
     Plan plan;
-    plan.make(args.table, args.spec, args.store);
+    plan.make(args.table, args.spec, args.store, pool.size());
     if (!with_prefill) plan.prefill.clear();
     if (!with_decode) plan.decode.clear(), plan.merges.clear();
     std::vector<float> partials(size_t(plan.partial_floats));
@@ -109,8 +124,7 @@ Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bo
                       : kernels.attention->decode(args, plan.decode[size_t(i - n)], partials.data(), scratch);
         pool.barrier();
         while (merges.take(thread, 1, i, end))
-            kernels.attention->merge(args, &plan.decode[size_t(plan.merges[size_t(i)][0])], plan.merges[size_t(i)][1],
-                                     partials.data());
+            kernels.attention->merge(args, plan.decode.data(), plan.merges[size_t(i)], partials.data());
     });
     Counted counted;
     for (const int64_t bytes : read) counted.read += bytes;

@@ -56,18 +56,25 @@ constexpr int64_t kSlots = 32;      // of a key tile, at absolute positions
 constexpr int64_t kChunk = 256;     // slots whose softmax is one piece; pieces merge in ascending order
 constexpr int64_t kQueryRows = 48;  // query rows (positions times group) of a prefill unit, about
 
-// A unit of work: some query rows of one sequence and one stored head, over one chunk (decode) or all keys (prefill).
+// A unit of work of one sequence. Decode: its one query position, over slots [begin, end), for some stored heads, tile
+// by tile and head by head, which is how memory lies. Prefill: query positions [begin, end) of one stored head, over
+// all keys.
 struct Unit {
-    int32_t seq, head;
-    int64_t begin, end;  // decode: slots [begin, end); prefill: query positions
-    int64_t partial;     // decode: where its (m, l, O) go
+    int32_t seq, head, heads;
+    int64_t begin, end;
+    int64_t partial;  // decode: where its (m, l, O) go, one after the other for each query head
+};
+
+struct Merge {         // the partial results of one sequence and one stored head
+    int64_t first, n;  // units
+    int32_t head;
 };
 
 int64_t scratch_bytes(int64_t dim);  // that a thread needs
 
 struct Attention {
     int64_t (*decode)(const AttentionArgs&, const Unit&, float* partials, uint8_t* scratch);  // bytes read
-    void (*merge)(const AttentionArgs&, const Unit* units, int64_t n, const float* partials);
+    void (*merge)(const AttentionArgs&, const Unit* units, const Merge&, const float* partials);
     int64_t (*prefill)(const AttentionArgs&, const Unit&, uint8_t* scratch);
 };
 

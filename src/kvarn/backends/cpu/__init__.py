@@ -6,6 +6,7 @@ threads. Instruction sets are chosen at run time (kvarn.isa).
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,9 @@ class Cpu(Reference):
 
     def __init__(self, pool: isa.Pool | None = None) -> None:
         self.pool = pool or make_pool(None)
+
+    def allocate(self, nbytes: int) -> Any:
+        return isa.native.arena(nbytes)  # in large pages: a tile of keys is a page of the small kind
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
         spec = LayerSpec(k.shape[1], k.shape[1], k.shape[2])  # what is seen does not matter to a write

@@ -17,7 +17,7 @@ namespace {
 // -- staging of one unit ----------------------------------------------------------------------------------------------
 
 template <Codec C>
-void stage_query(const float* q, int64_t dim, uint8_t* out) {
+void stage_query(const float* q, int64_t dim, float scale, uint8_t* out) {  // scaled, so that scores need not be
     const int64_t depth = up(dim, 16);
     float padded[kLanes];
     for (int64_t d = 0; d < depth; d += kLanes) {
@@ -28,6 +28,7 @@ void stage_query(const float* q, int64_t dim, uint8_t* out) {
             for (int64_t i = 0; i < kLanes; ++i) padded[i] = d + i < dim ? q[d + i] : 0.0f;
             x = load(padded);
         }
+        x = mul(x, set1(scale));
         if constexpr (rounds(C)) {
             uint16_t narrow[kLanes];
             store_bf16(narrow, x);
@@ -61,20 +62,21 @@ void stage_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t 
     widen_rows<C>(t.v, a.store.vs, a.store.dim, seen, reinterpret_cast<float*>(out), width);
 }
 
-void stage_scales(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
+void stage_scales(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, float* k_scale, float* v_scale) {
     for (int s = 0; s < int(kSlots); ++s) {
         const bool there = (seen >> s) & 1u;
-        x.k_scale[index * kSlots + s] = there ? t.k_scale[s / 16][(s % 16) * a.store.k_scales.slot] : 0.0f;
-        x.v_scale[index * kSlots + s] = there ? t.v_scale[s / 16][(s % 16) * a.store.v_scales.slot] : 0.0f;
+        k_scale[index * kSlots + s] = there ? t.k_scale[s / 16][(s % 16) * a.store.k_scales.slot] : 0.0f;
+        v_scale[index * kSlots + s] = there ? t.v_scale[s / 16][(s % 16) * a.store.v_scales.slot] : 0.0f;
     }
 }
 
 template <Codec C, int kMost>
-void score_rows(const Scratch& x, int64_t rows, int64_t depth, int64_t column) {
-    int64_t r = 0;
+void score_rows(const Scratch& x, int64_t first, int64_t rows, int64_t depth, int64_t column) {
+    int64_t r = first;
+    const int64_t end = first + rows;
     const auto at = [&](int64_t row) { return x.q + row * depth * a_bytes<C>(); };
-    for (; r + kMost <= rows; r += kMost) scores<C, kMost>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
-    for (; r < rows; ++r) scores<C, 1>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
+    for (; r + kMost <= end; r += kMost) scores<C, kMost>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
+    for (; r < end; ++r) scores<C, 1>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
 }
 
 template <Codec C>
@@ -93,15 +95,17 @@ int64_t row_bytes(const StoreView& s) {  // K and V of one slot of one head
 
 int64_t count(uint32_t bits) { return __builtin_popcount(bits); }
 
-// -- decode: one position, one group of query heads, one chunk --------------------------------------------------------
+// -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
 
 template <Codec C>
 int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* memory) {
     const StoreView& s = a.store;
-    const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16), q_pos = a.table.kv_len[u.seq] - 1;
+    const int64_t group = a.spec.n_heads / s.n_heads, rows = u.heads * group, depth = up(s.dim, 16);
+    const int64_t q_pos = a.table.kv_len[u.seq] - 1;
     const Scratch x = carve(memory, s.dim);
     const float* q = a.q + a.table.q_start[u.seq] * a.q_stride + u.head * group * s.dim;
-    for (int64_t r = 0; r < group; ++r) stage_query<C>(q + r * s.dim, s.dim, x.q + r * depth * a_bytes<C>());
+    for (int64_t r = 0; r < rows; ++r)
+        stage_query<C>(q + r * s.dim, s.dim, a.scale * kLog2e, x.q + r * depth * a_bytes<C>());
 
     Walk walk(a, u.seq);
     Tile tiles[kChunk / kSlots];
@@ -114,45 +118,53 @@ int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* 
         read += count(bits);
         tiles[n++] = walk.tile(pos, u.head);
     }
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t h = 0; h < u.heads; ++h) {
+            const Tile t = of_head(s, tiles[i], h);
+            if constexpr (C == Codec::Int8)
+                stage_scales(a, t, seen[i], i, x.k_scale + h * kChunk, x.v_scale + h * kChunk);
+            if (keys_in_place<C>(s, t)) {
+                decode_scores<C>(s, t, x, h * group, group, depth, i * kSlots);
+            } else {
+                stage_keys<C>(a, t, seen[i], x);
+                score_rows<C, kDecodeRows>(x, h * group, group, depth, i * kSlots);
+            }
+        }
     float* out = partials + u.partial;
     const int64_t stride = 2 + depth;
-    for (int64_t i = 0; i < n; ++i) {
-        if constexpr (C == Codec::Int8) stage_scales(a, tiles[i], seen[i], i, x);
-        if (keys_in_place<C>(s, tiles[i])) {
-            if (i + 1 < n && keys_in_place<C>(s, tiles[i + 1]))
-                prefetch_tile(tiles[i + 1].k[0], kSlots * s.dim * cell_bytes(C));
-            decode_scores<C>(s, tiles[i], x, group, depth, i * kSlots);
-        } else {
-            stage_keys<C>(a, tiles[i], seen[i], x);
-            score_rows<C, kDecodeRows>(x, group, depth, i * kSlots);
-        }
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t h = r / group * kChunk;
+        const Piece piece =
+            softmax<C>(x.s + r * kChunk, seen, n, x.k_scale + h, x.v_scale + h, x.p + r * kChunk * a_bytes<C>());
+        out[r * stride] = piece.m, out[r * stride + 1] = piece.l;
     }
-    Piece piece[16];
-    for (int64_t r = 0; r < group; ++r) {
-        piece[r] = softmax<C>(x.s + r * kChunk, seen, n, a.scale * kLog2e, x.k_scale, x.v_scale,
-                              x.p + r * kChunk * a_bytes<C>());
-        out[r * stride] = piece[r].m, out[r * stride + 1] = piece[r].l;
-    }
-    if (values_in_place<C>(s)) {
-        decode_values<C>(a, tiles, seen, n, x, group, depth, out + 2, stride);
+    if (values_readable<C>(s)) {
+        memset(x.part, 0, size_t(rows * depth) * 4);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t h = 0; h < u.heads; ++h)
+                decode_values<C>(a, of_head(s, tiles[i], h), seen[i], i, x, h * group, group, depth);
+        for (int64_t r = 0; r < rows; ++r) in_order<C>(x.part + r * depth, s.dim, out + 2 + r * stride);
     } else {
-        for (int64_t i = 0; i < n; ++i) stage_values<C>(a, tiles[i], seen[i], i, x);
-        value_rows<C>(x, 0, group, depth, n);
-        for (int64_t r = 0; r < group; ++r) memcpy(out + 2 + r * stride, x.part + r * depth, size_t(depth) * 4);
+        for (int64_t h = 0; h < u.heads; ++h) {
+            for (int64_t i = 0; i < n; ++i) stage_values<C>(a, of_head(s, tiles[i], h), seen[i], i, x);
+            value_rows<C>(x, h * group, group, depth, n);
+        }
+        for (int64_t r = 0; r < rows; ++r) memcpy(out + 2 + r * stride, x.part + r * depth, size_t(depth) * 4);
     }
-    return read * row_bytes(s);
+    return read * u.heads * row_bytes(s);
 }
 
-void merge(const AttentionArgs& a, const Unit* units, int64_t n, const float* partials) {
+void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const float* partials) {
     const StoreView& s = a.store;
     const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16), stride = 2 + depth;
-    float o[1024];
-    float* out = a.out + a.table.q_start[units->seq] * a.out_stride + units->head * group * s.dim;
+    const Unit* u = units + m.first;
+    float o[256];
+    float* out = a.out + a.table.q_start[u->seq] * a.out_stride + m.head * group * s.dim;
     for (int64_t r = 0; r < group; ++r) {
         Piece total{kMinusInfinity, 0.0f};
         memset(o, 0, size_t(depth) * 4);
-        for (int64_t i = 0; i < n; ++i) {
-            const float* part = partials + units[i].partial + r * stride;
+        for (int64_t i = 0; i < m.n; ++i) {
+            const float* part = partials + u[i].partial + ((m.head - u[i].head) * group + r) * stride;
             absorb(total, o, {part[0], part[1]}, part + 2, depth);
         }
         finish(total, o, s.dim, out + r * s.dim);
@@ -193,7 +205,7 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
     const Scratch x = carve(memory, s.dim);
     for (int64_t i = 0; i < rows; ++i)  // row i: position i / group, head i % group
         stage_query<C>(a.q + (row0 + i / group) * a.q_stride + (u.head * group + i % group) * s.dim, s.dim,
-                       x.q + i * depth * a_bytes<C>());
+                       a.scale * kLog2e, x.q + i * depth * a_bytes<C>());
     Piece total[kMostRows];
     for (int64_t i = 0; i < rows; ++i) total[i] = {kMinusInfinity, 0.0f};
     memset(x.o, 0, size_t(rows * depth) * 4);
@@ -222,16 +234,15 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
         if (!n) continue;
         for (int64_t i = 0; i < n; ++i) {
             stage_keys<C>(a, tiles[i], any[i], x);
-            score_rows<C, kScoreRows>(x, rows, depth, i * kSlots);
+            score_rows<C, kScoreRows>(x, 0, rows, depth, i * kSlots);
             stage_values<C>(a, tiles[i], any[i], i, x);
-            if constexpr (C == Codec::Int8) stage_scales(a, tiles[i], any[i], i, x);
+            if constexpr (C == Codec::Int8) stage_scales(a, tiles[i], any[i], i, x.k_scale, x.v_scale);
         }
         Piece piece[kMostRows];
         uint32_t seen[kChunk / kSlots];
         for (int64_t r = 0; r < rows; ++r) {
             for (int64_t i = 0; i < n; ++i) seen[i] = a.spec.visible32(u.begin + r / group, tiles[i].pos);
-            piece[r] = softmax<C>(x.s + r * kChunk, seen, n, a.scale * kLog2e, x.k_scale, x.v_scale,
-                                  x.p + r * kChunk * a_bytes<C>());
+            piece[r] = softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
         }
         if (!ragged || finite_values<C>(x, n, depth)) {
             value_rows<C>(x, 0, rows, depth, n);

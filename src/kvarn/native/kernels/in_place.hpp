@@ -7,17 +7,13 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-inline void prefetch_tile(const uint8_t* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) prefetch(p + i);
-}
-
 template <Codec C>
 bool keys_in_place(const StoreView& s, const Tile& t) {
     return s.ks.slot == 1 && s.dim % 2 == 0 && t.k[0] && t.k[1] == t.k[0] + 16 * cell_bytes(C);
 }
 
 template <Codec C>
-bool values_in_place(const StoreView& s) {
+bool values_readable(const StoreView& s) {
     return s.vs.dim == 1 && s.dim % kLanes == 0;
 }
 
@@ -81,19 +77,26 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
     }
 }
 
+// fn<G>(row) for rows [first, first + rows), G at a time.
+template <typename Fn>
+inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
+    int64_t r = first;
+    const int64_t end = first + rows;
+    for (; r + kDecodeRows <= end; r += kDecodeRows) fn.template operator()<kDecodeRows>(r);
+    if constexpr (kDecodeRows > 3)
+        if (r + 3 <= end) fn.template operator()<3>(r), r += 3;
+    if constexpr (kDecodeRows > 2)
+        if (r + 2 <= end) fn.template operator()<2>(r), r += 2;
+    for (; r < end; ++r) fn.template operator()<1>(r);
+}
+
 template <Codec C>
-void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t group, int64_t depth, int64_t column) {
-    const auto run = [&]<int G>(int64_t r) {
+void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t first, int64_t rows, int64_t depth,
+                   int64_t column) {
+    by_rows(first, rows, [&]<int G>(int64_t r) {
         scores_in_place<C, G>(t.k[0], st.ks.dim, st.dim, x.q + r * depth * a_bytes<C>(), depth,
                               x.s + r * kChunk + column);
-    };
-    int64_t r = 0;
-    for (; r + kDecodeRows <= group; r += kDecodeRows) run.template operator()<kDecodeRows>(r);
-    if constexpr (kDecodeRows > 3)
-        if (r + 3 <= group) run.template operator()<3>(r), r += 3;
-    if constexpr (kDecodeRows > 2)
-        if (r + 2 <= group) run.template operator()<2>(r), r += 2;
-    for (; r < group; ++r) run.template operator()<1>(r);
+    });
 }
 
 struct ValueTile {  // 32 rows of cells in two halves
@@ -101,121 +104,110 @@ struct ValueTile {  // 32 rows of cells in two halves
     int64_t stride;  // bytes from slot to slot
 };
 
-// N * 16 dims from `d` of the output of G rows; p has kChunk numbers a row.
+// Pairs of 16 dims come out of the registers interleaved where 32 were read at once; `in_order` undoes that at the end.
+template <Codec C, int N>
+constexpr bool kInterleaved = C == Codec::BF16 && N % 2 == 0;
+
+// One tile's part of N * 16 dims from `d`, added to acc, of G rows; p has kChunk numbers a row.
 template <Codec C, int G, int N>
-inline void values_in_place_block(const ValueTile* tiles, int64_t n, int64_t d, const uint8_t* p, float* out,
-                                  int64_t stride) {
+inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t depth) {
     constexpr int64_t kBytes = cell_bytes(C);
-    constexpr bool kPairs = C == Codec::BF16 && N % 2 == 0;  // 32 dims per load
     F acc[G][N];
     for (int r = 0; r < G; ++r)
-        for (int i = 0; i < N; ++i) acc[r][i] = zero();
+        for (int i = 0; i < N; ++i) acc[r][i] = load(sums + r * depth + d + i * kLanes);
     const auto row = [&](int64_t r) { return p + r * kChunk * a_bytes<C>(); };
-    for (int64_t t = 0; t < n; ++t) {
-        const uint8_t* next = t + 1 < n ? tiles[t + 1].half[0] + d * kBytes : nullptr;
-        for (int64_t s = 0; s < kSlots; s += 2) {
-            const uint8_t* even = tiles[t].half[s / 16] + (s % 16) * tiles[t].stride + d * kBytes;
-            const uint8_t* odd = even + tiles[t].stride;
-            const int64_t at = t * kSlots + s;
-            if (next)
-                for (int64_t b = 0; b < N * kLanes * kBytes; b += 64)
-                    prefetch(next + s * tiles[t].stride + b), prefetch(next + (s + 1) * tiles[t].stride + b);
+    for (int64_t s = 0; s < kSlots; s += 2) {
+        const uint8_t* even = tile.half[s / 16] + (s % 16) * tile.stride + d * kBytes;
+        const uint8_t* odd = even + tile.stride;
 #if defined(__AVX512BF16__)
-            if constexpr (kPairs) {
-                __m512bh b[N];
+        if constexpr (kInterleaved<C, N>) {
+            __m512bh b[N];
+            for (int i = 0; i < N; i += 2) {
+                const __m512i x = _mm512_loadu_si512(even + i * 32), y = _mm512_loadu_si512(odd + i * 32);
+                b[i] = (__m512bh)_mm512_unpacklo_epi16(x, y);
+                b[i + 1] = (__m512bh)_mm512_unpackhi_epi16(x, y);
+            }
+            for (int r = 0; r < G; ++r) {
+                const __m512bh two = pair_at(reinterpret_cast<const uint16_t*>(row(r)) + s);
+                for (int i = 0; i < N; ++i) acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, b[i], two);
+            }
+            continue;
+        }
+#endif
+        for (int o = 1; o >= 0; --o) {
+            const uint8_t* cells = o ? odd : even;
+            F b[N];
+            if constexpr (kInterleaved<C, N>) {
                 for (int i = 0; i < N; i += 2) {
-                    const __m512i x = _mm512_loadu_si512(even + i * 32), y = _mm512_loadu_si512(odd + i * 32);
-                    b[i] = (__m512bh)_mm512_unpacklo_epi16(x, y);
-                    b[i + 1] = (__m512bh)_mm512_unpackhi_epi16(x, y);
+                    b[i] = even_bf16(reinterpret_cast<const uint16_t*>(cells) + i * kLanes);
+                    b[i + 1] = odd_bf16(reinterpret_cast<const uint16_t*>(cells) + i * kLanes);
                 }
-                for (int r = 0; r < G; ++r) {
-                    const __m512bh two = pair_at(reinterpret_cast<const uint16_t*>(row(r)) + at);
-                    for (int i = 0; i < N; ++i) acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, b[i], two);
-                }
-                continue;
+            } else {
+                for (int i = 0; i < N; ++i) b[i] = load_cells<C>(cells + i * kLanes * kBytes);
             }
-#endif
-            for (int o = 1; o >= 0; --o) {
-                const uint8_t* cells = o ? odd : even;
-                F b[N];
-                if constexpr (kPairs) {
-                    for (int i = 0; i < N; i += 2) {
-                        b[i] = even_bf16(reinterpret_cast<const uint16_t*>(cells) + i * kLanes);
-                        b[i + 1] = odd_bf16(reinterpret_cast<const uint16_t*>(cells) + i * kLanes);
-                    }
-                } else {
-                    for (int i = 0; i < N; ++i) b[i] = load_cells<C>(cells + i * kLanes * kBytes);
-                }
-                for (int r = 0; r < G; ++r) {
-                    const F x = a_number<C>(row(r), at + o);
-                    for (int i = 0; i < N; ++i) acc[r][i] = fma(b[i], x, acc[r][i]);
-                }
+            for (int r = 0; r < G; ++r) {
+                const F x = a_number<C>(row(r), s + o);
+                for (int i = 0; i < N; ++i) acc[r][i] = fma(b[i], x, acc[r][i]);
             }
         }
     }
-    for (int r = 0; r < G; ++r) {
-        float* to = out + r * stride + d;
-        for (int i = 0; i < N; ++i) {
-            if constexpr (!kPairs) {
-                store(to + i * kLanes, acc[r][i]);
-                continue;
-            }
-            if (i % 2) continue;
-#if defined(__AVX512BF16__)
-            const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-            const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-            const __m512 lo = acc[r][i].v, hi = acc[r][(i + 1) % N].v;
-            _mm512_storeu_ps(to + i * kLanes, _mm512_permutex2var_ps(lo, first, hi));
-            _mm512_storeu_ps(to + (i + 1) * kLanes, _mm512_permutex2var_ps(lo, second, hi));
-#else
-            store(to + i * kLanes, zip_low(acc[r][i], acc[r][(i + 1) % N]));
-            store(to + (i + 1) * kLanes, zip_high(acc[r][i], acc[r][(i + 1) % N]));
-#endif
-        }
-    }
+    for (int r = 0; r < G; ++r)
+        for (int i = 0; i < N; ++i) store(sums + r * depth + d + i * kLanes, acc[r][i]);
 }
 
-template <Codec C, int G>
-void values_in_place_rows(const ValueTile* tiles, int64_t n, int64_t dim, const uint8_t* p, float* out,
-                          int64_t stride) {
-    constexpr int kWide = kLanes == 16 && kDecodeRows == 4 ? 4 : 2;
+// Calls fn<N>(d) for blocks of N * 16 dims.
+template <typename Fn>
+inline void by_dims(int64_t dim, Fn&& fn) {
+    constexpr int kWide = kDecodeRows == 4 ? 4 : 2;
     int64_t d = 0;
-    for (; d + kWide * kLanes <= dim; d += kWide * kLanes)
-        values_in_place_block<C, G, kWide>(tiles, n, d, p, out, stride);
+    for (; d + kWide * kLanes <= dim; d += kWide * kLanes) fn.template operator()<kWide>(d);
     if constexpr (kWide > 2)
-        for (; d + 2 * kLanes <= dim; d += 2 * kLanes) values_in_place_block<C, G, 2>(tiles, n, d, p, out, stride);
-    for (; d < dim; d += kLanes) values_in_place_block<C, G, 1>(tiles, n, d, p, out, stride);
+        for (; d + 2 * kLanes <= dim; d += 2 * kLanes) fn.template operator()<2>(d);
+    for (; d < dim; d += kLanes) fn.template operator()<1>(d);
 }
 
 template <Codec C>
-void decode_values(const AttentionArgs& a, const Tile* tiles, const uint32_t* seen, int64_t n, const Scratch& x,
-                   int64_t group, int64_t depth, float* out, int64_t stride) {
+void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x, int64_t first,
+                   int64_t rows, int64_t depth) {
     constexpr int64_t kBytes = cell_bytes(C);
-    ValueTile v[kChunk / kSlots];
-    (void)depth;
-    for (int64_t i = 0; i < n; ++i) {
-        const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
-        v[i] = {{tiles[i].v[0], tiles[i].v[1]}, step};
-        if (seen[i] == ~0u) continue;
-        uint8_t* staged = x.v + i * kSlots * row;  // a boundary tile: rows that may not be seen are zeros
+    const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
+    ValueTile v{{t.v[0], t.v[1]}, step};
+    if (seen != ~0u) {  // a boundary tile: rows that may not be seen are zeros
         for (int64_t s = 0; s < kSlots; ++s) {
-            if ((seen[i] >> s) & 1u)
-                memcpy(staged + s * row, tiles[i].v[s / 16] + (s % 16) * step, size_t(row));
+            if ((seen >> s) & 1u)
+                memcpy(x.v + s * row, t.v[s / 16] + (s % 16) * step, size_t(row));
             else
-                memset(staged + s * row, 0, size_t(row));
+                memset(x.v + s * row, 0, size_t(row));
         }
-        v[i] = {{staged, staged + 16 * row}, row};
+        v = {{x.v, x.v + 16 * row}, row};
     }
-    const auto run = [&]<int G>(int64_t r) {
-        values_in_place_rows<C, G>(v, n, a.store.dim, x.p + r * kChunk * a_bytes<C>(), out + r * stride, stride);
-    };
-    int64_t r = 0;
-    for (; r + kDecodeRows <= group; r += kDecodeRows) run.template operator()<kDecodeRows>(r);
-    if constexpr (kDecodeRows > 3)
-        if (r + 3 <= group) run.template operator()<3>(r), r += 3;
-    if constexpr (kDecodeRows > 2)
-        if (r + 2 <= group) run.template operator()<2>(r), r += 2;
-    for (; r < group; ++r) run.template operator()<1>(r);
+    by_rows(first, rows, [&]<int G>(int64_t r) {
+        const uint8_t* p = x.p + (r * kChunk + index * kSlots) * a_bytes<C>();
+        by_dims(a.store.dim, [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * depth, depth); });
+    });
+}
+
+// The sums of values_in_place with their dims in order.
+template <Codec C>
+void in_order(const float* sums, int64_t dim, float* out) {
+    by_dims(dim, [&]<int N>(int64_t d) {
+        for (int i = 0; i < N; ++i) {
+            if constexpr (!kInterleaved<C, N>) {
+                store(out + d + i * kLanes, load(sums + d + i * kLanes));
+            } else if (i % 2 == 0) {
+                const F a = load(sums + d + i * kLanes), b = load(sums + d + (i + 1) * kLanes);
+#if defined(__AVX512BF16__)
+                const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+                const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+                _mm512_storeu_ps(out + d + i * kLanes, _mm512_permutex2var_ps(a.v, first, b.v));
+                _mm512_storeu_ps(out + d + (i + 1) * kLanes, _mm512_permutex2var_ps(a.v, second, b.v));
+#else
+                store(out + d + i * kLanes, zip_low(a, b));
+                store(out + d + (i + 1) * kLanes, zip_high(a, b));
+#endif
+            }
+        }
+    });
 }
 
 }  // namespace

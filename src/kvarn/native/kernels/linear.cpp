@@ -129,14 +129,14 @@ inline void write_row(const Output& y, int64_t row, int64_t column, Floats acc) 
     memcpy(p, lanes, sizeof lanes);
 }
 
-constexpr int64_t kAhead = 4096;  // bytes of codes to prefetch ahead, when they come from memory
+constexpr int64_t kAhead = 8192;  // bytes of codes to prefetch ahead, when they come from memory
 
 // R rows of one activation tile with one group of weights.
 template <Kind K, int R>
 void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, int first) {
     constexpr int kStep = kWide ? R : (R < 4 ? R : 4);  // 8 code vectors and the accumulators stay in registers
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
-    const int64_t stride = x.height * kBlock;
+    const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
     for (int r0 = 0; r0 < R; r0 += kStep) {
         const int8_t* xs = x.codes + tile_index * x.blocks * stride + (first + r0) * kBlock;
         const BlockMeta* meta = x.meta + tile_index * x.blocks * x.height + first + r0;
@@ -145,8 +145,8 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
             for (int r = 0; r < kStep; ++r) acc[r] = same(0.0f);
             for (int64_t b = 0; b < w.blocks; ++b) {
                 const uint8_t* p = codes + b * block_bytes(K);
-                if constexpr (R == 1)
-                    for (int line = 0; line < block_bytes(K); line += 64) prefetch(p + kAhead + line);
+                if constexpr (R <= 4)  // the stream: scales and codes of this group, then of the next
+                    for (int64_t line = 0; line < share; line += 64) prefetch(scales + b * share + kAhead + line);
                 Bytes v[8];
                 unpack<bits_of_kind(K)>(p + row * 4, v);
                 const Scales<K> s(scales, b, row);

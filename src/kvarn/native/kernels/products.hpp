@@ -94,24 +94,23 @@ struct Piece {
     float m, l;
 };
 
-// s: n tiles of 32 scores. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
+// s: n tiles of 32 scores, in base 2. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
 template <Codec C>
-Piece softmax(float* s, const uint32_t* seen, int64_t n, float scale, const float* k_scale, const float* v_scale,
-              void* p) {
+Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
     F top = set1(kMinusInfinity);
-    const F factor = set1(scale);
-    for (int64_t i = 0; i < 2 * n; ++i) {
-        F x = mul(load(s + i * kLanes), factor);
-        if constexpr (C == Codec::Int8) x = mul(x, load(k_scale + i * kLanes));
-        x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, x, set1(kMinusInfinity));
-        store(s + i * kLanes, x);
-        top = max(top, x);
-    }
+    for (int64_t t = 0; t < n; ++t)
+        for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
+            F x = load(s + i * kLanes);
+            if constexpr (C == Codec::Int8) x = mul(x, load(k_scale + i * kLanes));
+            if (seen[t] != ~0u) x = keep(seen[t] >> (i % 2 * 16) & 0xffffu, x, set1(kMinusInfinity));
+            if (C == Codec::Int8 || seen[t] != ~0u) store(s + i * kLanes, x);
+            top = max(top, x);
+        }
     const float m = reduce_max(top);
     const F base = set1(m == kMinusInfinity ? 0.0f : m);
     F sum = zero();
     for (int64_t i = 0; i < 2 * n; ++i) {
-        F x = exp2(sub(load(s + i * kLanes), base));
+        F x = exp2<rounds(C)>(sub(load(s + i * kLanes), base));
         sum = add(sum, x);
         if constexpr (C == Codec::Int8)
             x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, mul(x, load(v_scale + i * kLanes)), zero());
@@ -185,8 +184,8 @@ Scratch carve(uint8_t* memory, int64_t dim) {
     x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
     x.o = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
     x.part = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
-    x.k_scale = reinterpret_cast<float*>(c.take(kChunk * 4));
-    x.v_scale = reinterpret_cast<float*>(c.take(kChunk * 4));
+    x.k_scale = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
+    x.v_scale = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
     return x;
 }
 

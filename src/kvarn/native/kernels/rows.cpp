@@ -34,7 +34,7 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
     }
 }
 
-F exponential(F x) { return exp2(min(set1(128.0f), mul(x, set1(1.4426950408889634f)))); }
+F exponential(F x) { return exp2(min(set1(127.0f), mul(x, set1(1.4426950408889634f)))); }
 
 F gated(F g, F u, Gate kind) {
     F inner = g;

@@ -103,12 +103,16 @@ static inline F zip_high(F e, F o) {
     return {_mm512_permutex2var_ps(e.v, i, o.v)};
 }
 static inline void store_bf16(uint16_t* p, F x) {  // half to even; NaN stays NaN
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
+#else
     const __m512i b = _mm512_castps_si512(x.v);
     const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
     __m512i r = _mm512_srli_epi32(_mm512_add_epi32(b, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff))), 16);
     const Mask nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
     r = _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(b, 16), _mm512_set1_epi32(0x40));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+#endif
 }
 static inline void store_i8(int8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
@@ -309,19 +313,37 @@ static inline float reduce_max(F x) {
 }
 #endif
 
-// 2^x for x <= 127, to 2 units in the last place; exactly 1 at 0, exactly 0 below -126, NaN for NaN.
+// 2^x for x <= 127: exactly 1 at 0, exactly 0 below -126, NaN for NaN; else to 2 units in the last place, or, `coarse`,
+// to 3e-6 of the value.
+template <bool coarse = false>
 static inline F exp2(F x) {
+#if defined(__AVX512F__)
+    const F n = {_mm512_roundscale_ps(x.v, 0)};  // to whole numbers, half to even
+#else
     const F n = to_float(to_int(max(x, set1(-127.0f))));
+#endif
     const F f = sub(x, n);  // [-0.5, 0.5]; NaN stays NaN
-    F p = set1(1.535336188319500e-4f);
-    p = fma(p, f, set1(1.339887440266574e-3f));
-    p = fma(p, f, set1(9.618437357674640e-3f));
-    p = fma(p, f, set1(5.550332471162809e-2f));
-    p = fma(p, f, set1(2.402264791363012e-1f));
-    p = fma(p, f, set1(6.931472028550421e-1f));
+    F p;
+    if constexpr (coarse) {
+        p = set1(9.58285e-3f);
+        p = fma(p, f, set1(5.590643e-2f));
+        p = fma(p, f, set1(2.4024099e-1f));
+        p = fma(p, f, set1(6.931242e-1f));
+    } else {
+        p = set1(1.535336188319500e-4f);
+        p = fma(p, f, set1(1.339887440266574e-3f));
+        p = fma(p, f, set1(9.618437357674640e-3f));
+        p = fma(p, f, set1(5.550332471162809e-2f));
+        p = fma(p, f, set1(2.402264791363012e-1f));
+        p = fma(p, f, set1(6.931472028550421e-1f));
+    }
     p = fma(p, f, set1(1.0f));
-    const F y = mul(p, power_of_two(to_int(n)));
-    return where_below(x, set1(-126.0f), zero(), y);
+#if defined(__AVX512F__)
+    const Mask kept = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return {_mm512_maskz_scalef_ps(kept, p.v, n.v)};
+#else
+    return where_below(x, set1(-126.0f), zero(), mul(p, power_of_two(to_int(n))));
+#endif
 }
 
 static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }

@@ -38,6 +38,16 @@ struct Tile {
     const float *k_scale[2], *v_scale[2];
 };
 
+inline Tile of_head(const StoreView& s, Tile t, int64_t heads) {  // the same slots, `heads` further
+    for (int h = 0; h < 2; ++h) {
+        if (!t.k[h]) continue;
+        t.k[h] += heads * s.ks.head * cell_bytes(s.codec);
+        t.v[h] += heads * s.vs.head * cell_bytes(s.codec);
+        if (s.k_scale) t.k_scale[h] += heads * s.k_scales.head, t.v_scale[h] += heads * s.v_scales.head;
+    }
+    return t;
+}
+
 struct Walk {  // finds blocks of one sequence by position
     const AttentionArgs& a;
     const int32_t *blocks, *first;

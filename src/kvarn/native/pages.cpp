@@ -1,0 +1,44 @@
+#include "pages.hpp"
+
+#include <sys/mman.h>
+
+#include <mutex>
+#include <new>
+
+namespace kvarn {
+
+namespace {
+
+constexpr int64_t kLarge = 2 << 20;    // a large page
+constexpr int64_t kShared = 64 << 20;  // a mapping that small pieces share
+
+std::shared_ptr<uint8_t> map(int64_t bytes) {
+    const size_t n = size_t((bytes + kLarge - 1) / kLarge * kLarge + kLarge);  // room to align
+    void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    uint8_t* aligned = static_cast<uint8_t*>(p) + (-reinterpret_cast<uintptr_t>(p) & uintptr_t(kLarge - 1));
+#if defined(MADV_HUGEPAGE)
+    madvise(aligned, n - size_t(kLarge), MADV_HUGEPAGE);
+#endif
+    return {aligned, [p, n](uint8_t*) { munmap(p, n); }};
+}
+
+}  // namespace
+
+std::shared_ptr<uint8_t> pages(int64_t bytes) {
+    if (bytes >= kShared / 4) return map(bytes);
+    static std::mutex mutex;
+    static std::weak_ptr<uint8_t> current;  // lives as long as one of its pieces
+    static int64_t used = 0;
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::shared_ptr<uint8_t> whole = current.lock();
+    if (!whole || used + bytes > kShared) {
+        current = whole = map(kShared);
+        used = 0;
+    }
+    std::shared_ptr<uint8_t> piece(whole, whole.get() + used);
+    used += (bytes + 63) / 64 * 64;
+    return piece;
+}
+
+}  // namespace kvarn
