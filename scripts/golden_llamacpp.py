@@ -2,30 +2,40 @@
 
     pip install xllamacpp gguf numpy      (in an environment of its own)
     python scripts/golden_llamacpp.py MODEL.gguf NAME --tokens TOKENS.json --out tests/golden
+    python scripts/golden_llamacpp.py MODEL.gguf NAME-f32 --widened --tokens TOKENS.json --out tests/golden
 
 Writes OUT/NAME.json: the first 512 token ids of the text, at each position llama.cpp's most likely next token and its
 margin in nats over the second, and greedy continuations of five prompts with their margins. The cache is f32 without
 flash attention: llama.cpp at its most exact. Test data, made once and committed.
+
+With --widened llama.cpp runs a copy of the model with f32 weights, and so without rounding activations to 8 bits. With
+--batched it reads the text in one batch, which should not matter; --against counts where that changed its mind.
 """
 
 import argparse
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import xllamacpp
+from widen_gguf import widen
 
 TOKENS = 512
 ANSWER = 32
+CERTAIN = 1000.0  # nats of bias
 
 
-def open_server(path: str) -> xllamacpp.Server:
+def open_server(path: str, threads: int = 2) -> xllamacpp.Server:
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx = 768
     params.n_parallel = 1
     params.warmup = False
-    params.cpuparams.n_threads = 2
-    params.cpuparams_batch.n_threads = 2
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
     params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
     params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -35,14 +45,24 @@ def open_server(path: str) -> xllamacpp.Server:
     return xllamacpp.Server(params)
 
 
-def predict(
-    server: xllamacpp.Server, prompt: list[int], n: int, n_probs: int = 2, unsaid: tuple[int, ...] = ()
-) -> list[dict]:
-    """Greedy tokens with their alternatives, [{"id": .., "top_logprobs": [..]}]. The alternatives are the model's own;
-    tokens in `unsaid` are not chosen (llama.cpp reports nothing while its text ends in half a character)."""
+@contextmanager
+def serve(path: str, widened: bool, threads: int) -> Iterator[xllamacpp.Server]:
+    """llama.cpp with the model, or with a widened copy that is deleted afterwards."""
+    if not widened:
+        yield open_server(path, threads)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        wide = Path(folder) / "wide.gguf"
+        widen(Path(path), wide)
+        yield open_server(str(wide), threads)
+
+
+def ask(server: xllamacpp.Server, prompt: list[int], n_probs: int, bias: list[list]) -> dict | None:
+    """The next token and its alternatives, {"id": .., "logprob": .., "top_logprobs": [..]}. The probabilities are the
+    model's own, whatever the bias on the choice. None for half a character: llama.cpp then reports nothing."""
     request = {
         "prompt": prompt,
-        "n_predict": n,
+        "n_predict": 1,
         "n_probs": n_probs,
         "temperature": 0,
         "samplers": ["top_k"],
@@ -50,21 +70,64 @@ def predict(
         "cache_prompt": True,
         "ignore_eos": True,
         "return_tokens": True,
-        "logit_bias": [[token, False] for token in unsaid],
+        "logit_bias": bias,
     }
     answer = server.handle_completions(request)
     if isinstance(answer, str | bytes):
         answer = json.loads(answer)
     if "choices" not in answer:
         raise SystemExit(f"llama.cpp refused: {answer}")
-    if answer["choices"][0]["logprobs"] is None:
-        return predict(server, prompt, n + 3, n_probs, unsaid)
-    return answer["choices"][0]["logprobs"]["content"]
+    logprobs = answer["choices"][0]["logprobs"]
+    return logprobs and logprobs["content"][0]
+
+
+def ask_aloud(server: xllamacpp.Server, prompt: list[int], n_probs: int) -> dict:
+    """The same where llama.cpp would report nothing: it says the first token it can in place of the likely one."""
+    steps = (ask(server, prompt, n_probs, [[token, CERTAIN]]) for token in count())
+    return next(step for step in steps if step)
+
+
+def predict(server: xllamacpp.Server, prompt: list[int], n_probs: int = 2) -> dict:
+    step = ask(server, prompt, n_probs, [])
+    if step is None:
+        step = ask_aloud(server, prompt, n_probs)
+        step["id"] = step["top_logprobs"][0]["id"]
+    return step
 
 
 def margin(step: dict) -> float:
     top = step["top_logprobs"]
     return round(top[0]["logprob"] - top[1]["logprob"], 4)
+
+
+def read(server: xllamacpp.Server, text: list[int], batched: bool) -> dict:
+    """The most likely token after each prefix. Prefixes of growing length feed one token each; the longest first feeds
+    all in one batch, and each shorter one then computes its last token again over the cache of that batch."""
+    ends = range(1, len(text))
+    steps = {end: predict(server, text[:end]) for end in (reversed(ends) if batched else ends)}
+    return {
+        "tokens": text,
+        "top1": [steps[end]["top_logprobs"][0]["id"] for end in ends],
+        "margins": [margin(steps[end]) for end in ends],
+    }
+
+
+def continuation(server: xllamacpp.Server, prompt: str, ids: list[int]) -> dict:
+    steps: list[dict] = []
+    while len(steps) < ANSWER:
+        steps.append(predict(server, ids + [step["id"] for step in steps]))
+    return {
+        "prompt": prompt,
+        "prompt_tokens": ids,
+        "tokens": [step["id"] for step in steps],
+        "margins": [margin(step) for step in steps],
+    }
+
+
+def compare(ours: dict, theirs: dict) -> str:
+    sure = [i for i, lead in enumerate(theirs["margins"]) if lead > 0.1]
+    same = sum(ours["top1"][i] == theirs["top1"][i] for i in sure)
+    return f"the same token at {same} of {len(sure)} positions with a margin above 0.1: {same / len(sure):.2%}"
 
 
 def main() -> None:
@@ -73,31 +136,21 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--tokens", required=True, help="made by scripts/golden_inputs.py")
     parser.add_argument("--out", required=True)
+    parser.add_argument("--widened", action="store_true", help="with all weights in f32: no rounding of activations")
+    parser.add_argument("--batched", action="store_true", help="read the text in one batch")
+    parser.add_argument("--against", help="an earlier result to compare with")
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     known = json.loads(Path(args.tokens).read_text())
-    server = open_server(args.model)
-
-    text = known["text"][:TOKENS]
-    top1, margins = [], []
-    for end in range(1, len(text)):
-        (step,) = predict(server, text[:end], 1)[:1]
-        top1.append(step["top_logprobs"][0]["id"])
-        margins.append(margin(step))
-    greedy = []
-    for prompt, ids in known["prompts"].items():
-        steps = predict(server, ids, ANSWER)
-        greedy.append(
-            {
-                "prompt": prompt,
-                "prompt_tokens": ids,
-                "tokens": [step["id"] for step in steps],
-                "margins": [margin(step) for step in steps],
-            }
-        )
+    with serve(args.model, args.widened, args.threads) as server:
+        result = read(server, known["text"][:TOKENS], args.batched)
+        result["greedy"] = [continuation(server, prompt, ids) for prompt, ids in known["prompts"].items()]
     out = Path(args.out) / f"{args.name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"tokens": text, "top1": top1, "margins": margins, "greedy": greedy}) + "\n")
-    print(f"{out}: {len(top1)} positions, {len(greedy)} continuations")
+    out.write_text(json.dumps(result) + "\n")
+    print(f"{out}: {len(result['top1'])} positions, {len(result['greedy'])} continuations")
+    if args.against:
+        print(compare(result, json.loads(Path(args.against).read_text())))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
             text = tiny_gguf.tokens(variant)
             steps = []
             for end in range(1, len(text) + 1):
-                (step,) = golden_llamacpp.predict(server, text[:end], 1, 8, tuple(range(128, 256)))[:1]
+                step = golden_llamacpp.predict(server, text[:end], 8)
                 steps.append([[top["id"], round(top["logprob"], 5)] for top in step["top_logprobs"]])
             golden[variant] = steps
             print(variant, steps[-1][:3], flush=True)
