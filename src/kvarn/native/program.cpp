@@ -194,7 +194,7 @@ void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
     Activations x;
     x.rows = step.rows_of(op), x.cols = out.width, x.blocks = out.stride / kBlock;
     x.height = kTile;
-    while (x.height / 2 >= x.rows) x.height /= 2;
+    while (x.height > 1 && x.height / 2 >= x.rows) x.height /= 2;
     x.codes = codes_.data(), x.meta = meta_.data(), x.bf16 = bf16_.data();
     x.f32 = out.data.data(), x.stride = out.stride;
     int64_t r, end;

@@ -76,6 +76,8 @@ void score_rows(const Scratch& x, int64_t first, int64_t rows, int64_t depth, in
     const int64_t end = first + rows;
     const auto at = [&](int64_t row) { return x.q + row * depth * a_bytes<C>(); };
     for (; r + kMost <= end; r += kMost) scores<C, kMost>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
+    if constexpr (kMost > 4)
+        for (; r + 4 <= end; r += 4) scores<C, 4>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
     for (; r < end; ++r) scores<C, 1>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
 }
 
@@ -86,6 +88,8 @@ void value_rows(const Scratch& x, int64_t first, int64_t rows, int64_t width, in
     const auto at = [&](int64_t row) { return x.p + row * kChunk * a_bytes<C>(); };
     for (; r + kValueRows <= end; r += kValueRows)
         values_rows<C, kValueRows>(at(r), kChunk, x.v, width, n, x.part + r * width, width);
+    if constexpr (kValueRows > 2)
+        for (; r + 2 <= end; r += 2) values_rows<C, 2>(at(r), kChunk, x.v, width, n, x.part + r * width, width);
     for (; r < end; ++r) values_rows<C, 1>(at(r), kChunk, x.v, width, n, x.part + r * width, width);
 }
 
@@ -158,17 +162,16 @@ void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const floa
     const StoreView& s = a.store;
     const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16), stride = 2 + depth;
     const Unit* u = units + m.first;
-    float o[256];
+    float o[16 * 256];
     float* out = a.out + a.table.q_start[u->seq] * a.out_stride + m.head * group * s.dim;
-    for (int64_t r = 0; r < group; ++r) {
-        Piece total{kMinusInfinity, 0.0f};
-        memset(o, 0, size_t(depth) * 4);
-        for (int64_t i = 0; i < m.n; ++i) {
-            const float* part = partials + u[i].partial + ((m.head - u[i].head) * group + r) * stride;
-            absorb(total, o, {part[0], part[1]}, part + 2, depth);
-        }
-        finish(total, o, s.dim, out + r * s.dim);
+    Totals total(group), piece(group);
+    memset(o, 0, size_t(group * depth) * 4);
+    for (int64_t i = 0; i < m.n; ++i) {
+        const float* part = partials + u[i].partial + (m.head - u[i].head) * group * stride;
+        for (int64_t r = 0; r < group; ++r) piece.m[r] = part[r * stride], piece.l[r] = part[r * stride + 1];
+        absorb(total, o, piece, part + 2, stride, group, depth);
     }
+    for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * depth, s.dim, out + r * s.dim);
 }
 
 // -- prefill: some positions, one group of query heads, all their keys ------------------------------------------------
@@ -206,8 +209,7 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
     for (int64_t i = 0; i < rows; ++i)  // row i: position i / group, head i % group
         stage_query<C>(a.q + (row0 + i / group) * a.q_stride + (u.head * group + i % group) * s.dim, s.dim,
                        a.scale * kLog2e, x.q + i * depth * a_bytes<C>());
-    Piece total[kMostRows];
-    for (int64_t i = 0; i < rows; ++i) total[i] = {kMinusInfinity, 0.0f};
+    Totals total(rows), piece(rows);
     memset(x.o, 0, size_t(rows * depth) * 4);
 
     Walk walk(a, u.seq);
@@ -238,11 +240,11 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
             stage_values<C>(a, tiles[i], any[i], i, x);
             if constexpr (C == Codec::Int8) stage_scales(a, tiles[i], any[i], i, x.k_scale, x.v_scale);
         }
-        Piece piece[kMostRows];
         uint32_t seen[kChunk / kSlots];
         for (int64_t r = 0; r < rows; ++r) {
             for (int64_t i = 0; i < n; ++i) seen[i] = a.spec.visible32(u.begin + r / group, tiles[i].pos);
-            piece[r] = softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
+            const Piece one = softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
+            piece.m[r] = one.m, piece.l[r] = one.l;
         }
         if (!ragged || finite_values<C>(x, n, depth)) {
             value_rows<C>(x, 0, rows, depth, n);
@@ -253,10 +255,10 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
                 value_rows<C>(x, r, 1, depth, n);
             }
         }
-        for (int64_t r = 0; r < rows; ++r) absorb(total[r], x.o + r * depth, piece[r], x.part + r * depth, depth);
+        absorb(total, x.o, piece, x.part, depth, rows, depth);
     }
     for (int64_t i = 0; i < rows; ++i)
-        finish(total[i], x.o + i * depth, s.dim,
+        finish(total.l[i], x.o + i * depth, s.dim,
                a.out + (row0 + i / group) * a.out_stride + (u.head * group + i % group) * s.dim);
     return read * row_bytes(s);
 }

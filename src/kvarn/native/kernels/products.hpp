@@ -90,6 +90,8 @@ inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t 
 
 // -- softmax of one row over a chunk ----------------------------------------------------------------------------------
 
+constexpr int64_t kMostRows = 64;
+
 struct Piece {
     float m, l;
 };
@@ -127,28 +129,38 @@ Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, c
     return {m, reduce_add(sum)};
 }
 
-inline float exp2_of(float x) {
-    float lanes[kLanes];
-    store(lanes, exp2(set1(x)));
-    return lanes[0];
+struct Totals {  // (M, L) of some rows
+    float m[kMostRows], l[kMostRows];
+    explicit Totals(int64_t rows) {
+        for (int64_t r = 0; r < up(rows, kLanes); ++r) m[r] = kMinusInfinity, l[r] = 0.0f;
+    }
+};
+
+// (M, L, O) of each row absorbs the next chunk's.
+inline void absorb(Totals& total, float* o, const Totals& piece, const float* part, int64_t part_stride, int64_t rows,
+                   int64_t width) {
+    float a[kMostRows], b[kMostRows];
+    for (int64_t r = 0; r < rows; r += kLanes) {
+        const F old = load(total.m + r), fresh = load(piece.m + r), m = max(fresh, old);  // a NaN stays out of m
+        const F base = where_below(m, set1(-__FLT_MAX__), zero(), m);
+        const F x = exp2(sub(old, base)), y = exp2(sub(fresh, base));
+        store(a + r, x), store(b + r, y);
+        store(total.m + r, m);
+        store(total.l + r, fma(load(total.l + r), x, mul(load(piece.l + r), y)));
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+        const F x = set1(a[r]), y = set1(b[r]);
+        for (int64_t d = 0; d < width; d += kLanes)
+            store(o + r * width + d, fma(load(o + r * width + d), x, mul(load(part + r * part_stride + d), y)));
+    }
 }
 
-// (M, L, O) absorbs the next chunk.
-inline void absorb(Piece& total, float* o, Piece piece, const float* part, int64_t width) {
-    const float m = piece.m > total.m ? piece.m : total.m;
-    const float base = m == kMinusInfinity ? 0.0f : m;
-    const float a = exp2_of(total.m - base), b = exp2_of(piece.m - base);
-    total.l = __builtin_fmaf(total.l, a, piece.l * b);
-    total.m = m;
-    const F av = set1(a), bv = set1(b);
-    for (int64_t d = 0; d < width; d += kLanes) store(o + d, fma(load(o + d), av, mul(load(part + d), bv)));
-}
-
-inline void finish(const Piece& total, const float* o, int64_t dim, float* out) {
+inline void finish(float total, const float* o, int64_t dim, float* out) {
     int64_t d = 0;
-    const F l = set1(total.l == 0.0f ? 1.0f : total.l);
+    const float sum = total == 0.0f ? 1.0f : total;
+    const F l = set1(sum);
     for (; d + kLanes <= dim; d += kLanes) store(out + d, div(load(o + d), l));
-    for (; d < dim; ++d) out[d] = o[d] / (total.l == 0.0f ? 1.0f : total.l);
+    for (; d < dim; ++d) out[d] = o[d] / sum;
 }
 
 // -- a thread's memory ------------------------------------------------------------------------------------------------
@@ -169,8 +181,6 @@ struct Carver {
         return p;
     }
 };
-
-constexpr int64_t kMostRows = 64;
 
 Scratch carve(uint8_t* memory, int64_t dim) {
     const int64_t depth = up(dim, 16);

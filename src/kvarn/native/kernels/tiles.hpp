@@ -18,7 +18,7 @@ constexpr bool kDotUnit = true;
 constexpr bool kDotUnit = false;
 #endif
 #if defined(__AVX512F__)
-constexpr int kScoreRows = 8, kDecodeRows = 4, kValueRows = 6, kValueLanes = 4;
+constexpr int kScoreRows = 10, kDecodeRows = 4, kValueRows = 6, kValueLanes = 4;
 #elif defined(__AVX2__)
 constexpr int kScoreRows = 2, kDecodeRows = 3, kValueRows = 2, kValueLanes = 2;
 #else
