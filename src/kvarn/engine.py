@@ -9,7 +9,7 @@ belongs to one thread.
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -59,11 +59,15 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, salt: bytes = b"") -> Request:
-        """Queue a request. What can never be served is refused here, with the numbers."""
+    def add(
+        self, prompt: Sequence[int], params: SamplingParams, salt: bytes = b"", conversation: Hashable = None
+    ) -> Request:
+        """Queue a request. What can never be served is refused here, with the numbers.
+
+        Where the strategy shares no prefixes, requests of one `conversation` go on in the last one's sequence."""
         self._check(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        request = Request(next(self._ids), list(prompt), params, seed, salt)
+        request = Request(next(self._ids), list(prompt), params, seed, salt, _scoped(salt, conversation))
         sampler = make_sampler(params, seed, self.program.config.vocab_size)
         request.samples = [Sample(next(self._ids), request, k, list(prompt)) for k in range(params.n)]
         self._requests[request.id] = (request, sampler)
@@ -75,6 +79,10 @@ class Engine:
         for sample in request.samples:
             if sample.finish_reason is None:
                 self._finish(sample, "cancelled")
+
+    def forget(self, conversation: Hashable, salt: bytes = b"") -> None:
+        """Free what is kept of a conversation. Safe to call for one that is not."""
+        self.scheduler.kept.forget(_scoped(salt, conversation))
 
     def finish(self, sample: Sample, reason: str) -> None:
         """End one sample early, as a stop string does."""
@@ -172,3 +180,8 @@ class Engine:
             stats.decode_seconds += seconds
             stats.decode_tokens += tokens
         stats.preemptions = self.scheduler.n_preemptions
+
+
+def _scoped(salt: bytes, conversation: Hashable) -> Hashable:
+    """Only requests of equal salt can be in one conversation."""
+    return None if conversation is None else (salt, conversation)

@@ -6,7 +6,7 @@ preemption are all the same thing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvarn.cache.placement import Adoption
@@ -81,6 +81,7 @@ class Request:
     params: SamplingParams
     seed: int
     salt: bytes = b""
+    conversation: Hashable = None  # turns of one conversation follow each other in one kept sequence
     samples: list[Sample] = field(default_factory=list)
     adoption: Adoption | None = None  # what the prompt reused when it was first admitted
     preemptions: int = 0

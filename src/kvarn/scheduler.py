@@ -9,6 +9,8 @@ from collections import deque
 from typing import NamedTuple
 
 from kvarn.cache.cache import KVCache
+from kvarn.cache.placement import Adoption
+from kvarn.kept import Kept
 from kvarn.request import Sample
 
 
@@ -24,6 +26,7 @@ class Scheduler:
         self.max_chunk = cache.plan.groups[0].geometry.max_chunk
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []  # oldest first
+        self.kept = Kept(cache)
         self.n_preemptions = 0
 
     def add(self, sample: Sample) -> None:
@@ -31,19 +34,20 @@ class Scheduler:
 
     def adopt_fork(self, parent: Sample, child: Sample) -> None:
         """`child` starts where the parent's computed tokens end; where it cannot, it waits its turn like any other."""
-        if len(self.running) < self.cache.plan.max_seqs and self.cache.fork(parent.id, child.id):
+        if self._has_row() and self.cache.fork(parent.id, child.id):
             child.computed = parent.computed
             self.running.append(child)
         else:
             self.waiting.append(child)
 
     def remove(self, sample: Sample) -> None:
-        """Finished or cancelled: its blocks go back."""
+        """Finished or cancelled: its blocks go back, or wait for the next turn of its conversation."""
         if sample in self.running:
             self.running.remove(sample)
+            conversation = sample.request.conversation if sample.index == 0 else None
+            self.kept.keep(conversation, sample.id, sample.tokens[: sample.computed])
         elif sample in self.waiting:
             self.waiting.remove(sample)
-        self.cache.free(sample.id)
 
     def schedule(self) -> list[Work]:
         work: dict[Sample, int] = {}
@@ -66,6 +70,8 @@ class Scheduler:
 
     def _reserve(self, sample: Sample, n: int, work: dict[Sample, int]) -> bool:
         while not self.cache.reserve(sample.id, sample.computed + n):
+            if self.kept.make_room():
+                continue
             victim = self.running[-1]
             self._preempt(victim)
             work.pop(victim, None)
@@ -81,17 +87,36 @@ class Scheduler:
         self.n_preemptions += 1
         self.waiting.appendleft(victim)
 
+    def _has_row(self) -> bool:
+        """Room for one more sequence, as far as their number goes; those that are kept make it."""
+        while len(self.running) + len(self.kept) >= self.cache.plan.max_seqs:
+            if not self.kept.make_room():
+                return False
+        return True
+
     def _admit(self, sample: Sample, budget: int) -> int:
         """Tokens that the sample starts with; 0, and nothing changed, when there is no room for it now."""
-        if len(self.running) >= self.cache.plan.max_seqs:
+        adoption = self._start(sample)
+        if adoption is None:
             return 0
-        self.cache.open(sample.id, sample.request.salt)
-        adoption = self.cache.adopt(sample.id, sample.tokens)
         n = min(len(sample.tokens) - adoption.reused, self.max_chunk, budget)
-        if not self.cache.reserve(sample.id, adoption.reused + n):
-            self.cache.free(sample.id)
-            return 0
+        while not self.cache.reserve(sample.id, adoption.reused + n):
+            if not self.kept.make_room():
+                self.cache.free(sample.id)
+                return 0
         sample.computed = adoption.reused
         if sample.request.adoption is None:
             sample.request.adoption = adoption
         return n
+
+    def _start(self, sample: Sample) -> Adoption | None:
+        """Open its sequence, or go on in the one that its conversation kept; None when all rows are taken."""
+        request = sample.request
+        counted = request.adoption is None  # one request is one query, whatever happens to it later
+        if sample.index == 0 and (kept := self.kept.take(request.conversation)):
+            sample.id = kept.id
+            return self.cache.resume(kept.id, kept.tokens, sample.tokens, counted)
+        if not self._has_row():
+            return None
+        self.cache.open(sample.id, request.salt)
+        return self.cache.adopt(sample.id, sample.tokens, counted)

@@ -9,9 +9,7 @@ thread; prepare, write and attend belong to the one thread that runs the step.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -25,7 +23,9 @@ from kvarn.cache.layout import Strides
 from kvarn.cache.placement import Adoption, Placement, Reason, Residency, Stop
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import CacheConfig, Group, Plan, plan
+from kvarn.cache.prefix import common
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.usage import PrefixCount, Query, Usage
 from kvarn.cache.view import Store, Table
 from kvarn.errors import (
     BadArray,
@@ -72,23 +72,7 @@ class _Entry:
         self.row = row
         self.residencies = residencies
         self.prepared = 0  # tokens that a prepared step covers: what may be committed
-        self.asked: tuple[int, Adoption] | None = None  # prompt length and adoption, until something of it is computed
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """A snapshot. Blocks are summed over groups; prefix figures count tokens, misses count prompts."""
-
-    sequences: int
-    tokens: int
-    nbytes: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
-    blocks_evicted: int
-    prefix_queries: int
-    prefix_hits: int
-    prefix_misses: dict[Reason, int]
+        self.asked: Query | None = None  # what its prompt found, until something of it is computed
 
 
 class KVCache:
@@ -116,8 +100,7 @@ class KVCache:
         self._free_rows = list(reversed(range(config.max_seqs)))
         self._step: list[_Entry] = []  # the sequences of the prepared step
         self._new_tokens = 0  # its rows of q, k and v; 0 when it is over
-        self._queries = self._hits = 0
-        self._misses: Counter[Reason] = Counter()
+        self._prefixes = PrefixCount()
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
@@ -130,23 +113,49 @@ class KVCache:
             residencies = tuple(p.open(seq, salt) for p in self.placements)
             self._entries[seq] = _Entry(self._free_rows.pop(), residencies)
 
-    def adopt(self, seq: int, tokens: Sequence[int]) -> Adoption:
-        """Reuse what every group still has of this prompt; at least its last token is left to compute."""
+    @property
+    def shares(self) -> bool:
+        """Whether a prompt can reuse what another sequence computed."""
+        return all(p.shares for p in self.placements)
+
+    def adopt(self, seq: int, tokens: Sequence[int], counted: bool = True) -> Adoption:
+        """Reuse what every group still has of this prompt; at least its last token is left to compute.
+
+        Not `counted`: a prompt that asked before and was preempted since, which is no second query."""
         with self._lock:
             entry, ids = self._entry(seq), _ids(tokens)
-            found = self._match(seq, ids) if all(p.shares for p in self.placements) else NO_SHARING
+            found = self._match(seq, ids) if self.shares else NO_SHARING
             for placement in self.placements:
                 placement.adopt(seq, ids, found.reused)
-            entry.asked = (len(ids), found)
-            self._count(entry.asked, 1)
+            self._ask(entry, Query(len(ids), found), counted)
             return found
 
-    def _count(self, asked: tuple[int, Adoption], sign: int) -> None:
-        tokens, found = asked
-        self._queries += sign * tokens
-        self._hits += sign * found.reused
-        if found.stop.reason is not Reason.END:
-            self._misses[found.stop.reason] += sign
+    def resume(self, seq: int, had: Sequence[int], tokens: Sequence[int], counted: bool = True) -> Adoption:
+        """A sequence that was kept with the tokens `had` goes on as `tokens`: it returns to what both begin with, as
+        far as that is intact, and at least the last token is left to compute. Any strategy can do that."""
+        with self._lock:
+            entry, ids = self._entry(seq), _ids(tokens)
+            most = max(len(ids) - 1, 0)
+            shared = common(had, ids[:most])
+            reused = self.rewind(seq, shared)
+            if reused < shared:
+                stop = Stop(Reason.OUT_OF_WINDOW, shared)
+            elif shared == most:
+                stop = Stop(Reason.END, shared)
+            elif shared == len(had) or not shared:
+                stop = Stop(Reason.NOTHING_SHARED, shared)
+            else:
+                stop = Stop(Reason.DIFFERS, shared, ids[shared], had[shared])
+            found = Adoption(reused, stop)
+            self._ask(entry, Query(len(ids), found), counted)
+            return found
+
+    def _ask(self, entry: _Entry, query: Query, counted: bool) -> None:
+        if entry.asked is not None:
+            self._prefixes.take_back(entry.asked)
+        entry.asked = query if counted else None
+        if counted:
+            self._prefixes.add(query)
 
     def _match(self, seq: int, tokens: Sequence[int]) -> Adoption:
         """What all groups can serve, and why not more: the stop of the group that limits it."""
@@ -216,7 +225,7 @@ class KVCache:
             if entry is None:
                 return 0
             if entry.asked is not None:  # let go before anything was computed, as while it waits for room: no query
-                self._count(entry.asked, -1)
+                self._prefixes.take_back(entry.asked)
             self._free_rows.append(entry.row)  # the table may be in use: whoever gets the row next writes it anew
             return sum(p.free(seq) for p in self.placements)
 
@@ -286,9 +295,9 @@ class KVCache:
                 blocks_used=sum(p.n_used for p in self.placements),
                 blocks_cached=sum(p.n_cached for p in self.placements),
                 blocks_evicted=sum(p.n_evicted for p in self.placements),
-                prefix_queries=self._queries,
-                prefix_hits=self._hits,
-                prefix_misses=dict(+self._misses),
+                prefix_queries=self._prefixes.queries,
+                prefix_hits=self._prefixes.hits,
+                prefix_misses=dict(+self._prefixes.misses),
             )
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.request import SamplingParams
 
+CONVERSATION = "chat"  # there is one
 HELP = """/help     this text
 /clear    forget the conversation
 /stats    what the last answer reused and cost
@@ -29,8 +30,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         raise KvarnError("a conversation has no JSON form: use `kvarn run --chat --json`")
     params = flags.sampling_params(args)
-    # Turns share prefixes, and only pages can; the user's choice stands where there is one.
-    llm = flags.load(args, cache="paged" if args.cache == "auto" else args.cache)
+    llm = flags.load(args)
     llm.template  # noqa: B018 - a model without a template is refused before the first question
     Conversation(llm, params, args.system).loop()
 
@@ -66,6 +66,7 @@ class Conversation:
             print(HELP)
         elif line == "/clear":
             self.messages = list(self.start)
+            self.llm.engine.forget(CONVERSATION)
         elif line == "/stats":
             print(self.last)
         else:
@@ -74,7 +75,7 @@ class Conversation:
     def turn(self, line: str) -> None:
         self.messages.append({"role": "user", "content": line})
         try:
-            job = self.llm.start(self.llm.render(self.messages), self.params)
+            job = self.llm.start(self.llm.render(self.messages), self.params, conversation=CONVERSATION)
         except KvarnError as error:
             self.messages.pop()
             print(f"{error} (/clear forgets the conversation)")
