@@ -6,7 +6,7 @@ import pytest
 from test_engine import alone
 from tiny import VOCAB, engine_of, finish
 
-from kvarn.cache.placement import Reason
+from kvarn.cache.placement import Reason, Stop
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.request import Request, SamplingParams
 
@@ -35,11 +35,10 @@ def test_a_turn_computes_only_what_is_new(strategy: str) -> None:
     second = turn(engine, [*history, *NEXT])
     reusable = len(history) - 1  # the last sampled token was never computed
     assert second.adoption is not None
-    expected = reusable if strategy in KEEPING else reusable // 32 * 32
-    assert second.adoption.reused == expected
-    assert computed(engine) - before == len(history) + len(NEXT) - expected + 11
+    assert second.adoption.reused == reusable
+    assert computed(engine) - before == len(history) + len(NEXT) - reusable + 11
     assert second.samples[0].output == alone([*history, *NEXT], SHORT)
-    assert engine.stats.cached_tokens == engine.cache.usage().prefix_hits == expected
+    assert engine.stats.cached_tokens == engine.cache.usage().prefix_hits == reusable
 
 
 @pytest.mark.parametrize("strategy", KEEPING)
@@ -51,10 +50,11 @@ def test_a_turn_that_differs_goes_back_to_where_it_does(strategy: str) -> None:
     second = turn(engine, changed)
     assert second.adoption is not None
     assert second.adoption.reused == 75
-    assert second.adoption.stop == (Reason.DIFFERS, 75, changed[75], history[75])
+    assert second.adoption.stop[:4] == (Reason.DIFFERS, 75, changed[75], history[75])
+    assert second.adoption.stop.onward == tuple(history[75:81])
     assert second.samples[0].output == alone(changed, SHORT)
     third = turn(engine, FIRST[:30])
-    assert third.adoption == (29, (Reason.END, 29, None, None))
+    assert third.adoption == (29, Stop(Reason.END, 29))
 
 
 def test_a_ring_returns_as_far_as_it_is_intact() -> None:
@@ -65,7 +65,7 @@ def test_a_ring_returns_as_far_as_it_is_intact() -> None:
     assert again.adoption is not None
     assert again.adoption.reused == len(history) - 4
     lost = turn(engine, [*FIRST[:20], *NEXT])
-    assert lost.adoption == (0, (Reason.OUT_OF_WINDOW, 20, None, None))
+    assert lost.adoption == (0, Stop(Reason.OUT_OF_WINDOW, 20))
     fresh = engine_of(strategy="ring", max_seqs=1, window=32, block_size=16, max_batch_tokens=16)
     assert lost.samples[0].output == turn(fresh, [*FIRST[:20], *NEXT]).samples[0].output
 

@@ -22,6 +22,7 @@ from kvarn.cache.counters import Counters
 from kvarn.cache.layout import Strides
 from kvarn.cache.placement import Adoption, Placement, Reason, Residency, Stop
 from kvarn.cache.placements import PLACEMENTS
+from kvarn.cache.placements.paged import WORDS
 from kvarn.cache.plan import CacheConfig, Group, Plan, plan
 from kvarn.cache.prefix import common
 from kvarn.cache.spec import LayerSpec
@@ -104,13 +105,13 @@ class KVCache:
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
-    def open(self, seq: int, salt: bytes = b"") -> None:
-        """Only sequences of equal salt share prefixes."""
+    def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> None:
+        """Only sequences of equal salt share prefixes. Eviction passes over what this one leaves `priority` times."""
         with self._lock:
             self._check_openable(seq)
             if not isinstance(salt, bytes):
                 raise KvarnError(f"the salt is {salt!r}; it must be bytes")
-            residencies = tuple(p.open(seq, salt) for p in self.placements)
+            residencies = tuple(p.open(seq, salt, priority) for p in self.placements)
             self._entries[seq] = _Entry(self._free_rows.pop(), residencies)
 
     @property
@@ -143,9 +144,9 @@ class KVCache:
             elif shared == most:
                 stop = Stop(Reason.END, shared)
             elif shared == len(had) or not shared:
-                stop = Stop(Reason.NOTHING_SHARED, shared)
+                stop = Stop(Reason.NEW if shared else Reason.NOTHING_SHARED, shared)
             else:
-                stop = Stop(Reason.DIFFERS, shared, ids[shared], had[shared])
+                stop = Stop(Reason.DIFFERS, shared, ids[shared], had[shared], tuple(had[shared : shared + WORDS]))
             found = Adoption(reused, stop)
             self._ask(entry, Query(len(ids), found), counted)
             return found

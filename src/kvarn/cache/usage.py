@@ -47,5 +47,5 @@ class PrefixCount:
     def _move(self, query: Query, sign: int) -> None:
         self.queries += sign * query.tokens
         self.hits += sign * query.found.reused
-        if query.found.stop.reason is not Reason.END:
+        if query.found.stop.reason not in (Reason.END, Reason.NEW):  # nothing known was left unused
             self.misses[query.found.stop.reason] += sign
