@@ -201,6 +201,9 @@ class LLM:
             job = by_request.get(id(event.sample.request))
             if job is not None and job.push(event):
                 self.engine.finish(event.sample, "stop")
+        for job in jobs:
+            if job.request.error is not None:
+                raise job.request.error
 
 
 @dataclass(slots=True)
@@ -213,11 +216,11 @@ class Job:
 
     @property
     def done(self) -> bool:
-        return all(sample.finish_reason for sample in self.request.samples)
+        return self.request.done
 
     def push(self, event: Event) -> bool:
         """Take a token; True when the text has reached a stop string."""
-        sample, sampled = event
+        sample, sampled = event.sample, event.sampled
         if sampled.logprob is not None:
             self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
         writer = self.writers[sample.index]
