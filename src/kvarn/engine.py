@@ -119,11 +119,12 @@ class Engine:
         to find out which; what they recompute is the same to the bit."""
         requests = {sample.request for sample, _ in self._work}
         if len(requests) == 1:
-            self._fail(requests.pop(), error)
+            self.fail(requests.pop(), error)
         else:
             self.scheduler.isolate()
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request through a fault that is its own."""
         request.error = error
         for sample in request.samples:
             self.finish(sample, "error")
@@ -146,7 +147,7 @@ class Engine:
             try:
                 events += self._sample(order[i][0], row)
             except Exception as error:  # noqa: BLE001 (one request's fault is not the others')
-                self._fail(order[i][0].request, error)
+                self.fail(order[i][0].request, error)
         return events
 
     def _sample(self, sample: Sample, logits: Floats) -> list[Event]:
@@ -182,6 +183,8 @@ class Engine:
         request = sample.request
         if request.done:
             request.timing.finished = time.perf_counter()
+            self.stats.finished += 1
+            self.stats.request_seconds += request.timing.finished - request.timing.queued
             self._requests.pop(request.id, None)
             if not self.busy:
                 self.cache.check()

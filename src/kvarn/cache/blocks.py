@@ -36,6 +36,11 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def cached(self) -> list[int]:
+        """The first to be evicted stands first."""
+        return list(self._cached)
+
+    @property
     def n_live(self) -> int:
         return self.n_blocks - self.available
 

@@ -20,13 +20,13 @@ from kvarn.backends.base import Backend
 from kvarn.cache.codec import Floats
 from kvarn.cache.counters import Counters
 from kvarn.cache.layout import Strides
-from kvarn.cache.placement import Adoption, Placement, Reason, Residency, Stop
+from kvarn.cache.placement import Adoption, Placement, Residency
 from kvarn.cache.placements import PLACEMENTS
-from kvarn.cache.placements.paged import WORDS
 from kvarn.cache.plan import CacheConfig, Group, Plan, plan
 from kvarn.cache.prefix import common
+from kvarn.cache.sharing import NO_SHARING, match, parting
 from kvarn.cache.spec import LayerSpec
-from kvarn.cache.usage import PrefixCount, Query, Usage
+from kvarn.cache.usage import GroupMap, PrefixCount, Query, Usage
 from kvarn.cache.view import Store, Table
 from kvarn.errors import (
     BadArray,
@@ -46,9 +46,6 @@ class Step(NamedTuple):
 
     seqs: tuple[int, ...]
     positions: NDArray[np.int32]  # [T]
-
-
-NO_SHARING = Adoption(0, Stop(Reason.NOT_SHARING, 0))
 
 
 def _ids(tokens: Sequence[int]) -> Sequence[int]:
@@ -125,7 +122,7 @@ class KVCache:
         Not `counted`: a prompt that asked before and was preempted since, which is no second query."""
         with self._lock:
             entry, ids = self._entry(seq), _ids(tokens)
-            found = self._match(seq, ids) if self.shares else NO_SHARING
+            found = match(self.placements, seq, ids) if self.shares else NO_SHARING
             for placement in self.placements:
                 placement.adopt(seq, ids, found.reused)
             self._ask(entry, Query(len(ids), found), counted)
@@ -136,18 +133,9 @@ class KVCache:
         far as that is intact, and at least the last token is left to compute. Any strategy can do that."""
         with self._lock:
             entry, ids = self._entry(seq), _ids(tokens)
-            most = max(len(ids) - 1, 0)
-            shared = common(had, ids[:most])
+            shared = common(had, ids[:-1])
             reused = self.rewind(seq, shared)
-            if reused < shared:
-                stop = Stop(Reason.OUT_OF_WINDOW, shared)
-            elif shared == most:
-                stop = Stop(Reason.END, shared)
-            elif shared == len(had) or not shared:
-                stop = Stop(Reason.NEW if shared else Reason.NOTHING_SHARED, shared)
-            else:
-                stop = Stop(Reason.DIFFERS, shared, ids[shared], had[shared], tuple(had[shared : shared + WORDS]))
-            found = Adoption(reused, stop)
+            found = Adoption(reused, parting(had, ids, shared, reused))
             self._ask(entry, Query(len(ids), found), counted)
             return found
 
@@ -157,22 +145,6 @@ class KVCache:
         entry.asked = query if counted else None
         if counted:
             self._prefixes.add(query)
-
-    def _match(self, seq: int, tokens: Sequence[int]) -> Adoption:
-        """What all groups can serve, and why not more: the stop of the group that limits it."""
-        most = limit = max(len(tokens) - 1, 0)
-        stop, settled, scarce = Stop(Reason.END, most), False, self.placements[0]
-        while not settled:  # a windowed group can have a hole that a shorter reuse of the others must respect
-            settled = True
-            for placement in self.placements:
-                found = placement.match(seq, tokens, limit)
-                if found.reused < limit:
-                    limit, stop, settled, scarce = found.reused, found.stop, False, placement
-        if limit < most and len(self.placements) > 1:
-            known = max(p.match(seq, tokens, most).stop.at for p in self.placements)
-            if known > stop.at:  # another group knows more: this one had it too, and has forgotten even that
-                stop = Stop(Reason.OUT_OF_WINDOW if scarce.spec.window is not None else Reason.EVICTED, known)
-        return Adoption(limit, stop)
 
     def reserve(self, seq: int, length: int) -> bool:
         """Room for `length` tokens in every group, or False and nothing changed. Raises if it can never fit."""
@@ -291,6 +263,7 @@ class KVCache:
             return Usage(
                 sequences=len(self._entries),
                 tokens=sum(entry.residencies[0].length for entry in self._entries.values()),
+                tokens_resident=max(p.n_resident for p in self.placements),
                 nbytes=self.plan.nbytes,
                 blocks=self.plan.n_blocks,
                 blocks_used=sum(p.n_used for p in self.placements),
@@ -300,6 +273,21 @@ class KVCache:
                 prefix_hits=self._prefixes.hits,
                 prefix_misses=dict(+self._prefixes.misses),
             )
+
+    def map(self) -> list[GroupMap]:
+        """Which block holds what, group by group, at one moment."""
+        with self._lock:
+            pairs = zip(self.plan.groups, self.placements, strict=True)
+            return [
+                GroupMap(
+                    group.layers,
+                    group.geometry.block_size,
+                    group.geometry.n_blocks,
+                    placement.cached_blocks,
+                    {seq: placement.blocks(seq) for seq in self._entries},
+                )
+                for group, placement in pairs
+            ]
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

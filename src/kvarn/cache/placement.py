@@ -161,6 +161,20 @@ class Placement(ABC, Generic[R]):
         """Cached blocks given up so far."""
         return 0
 
+    @property
+    def cached_blocks(self) -> list[tuple[int, int]]:
+        """Those blocks and how many tokens are in each; the first to go stands first."""
+        return []
+
+    @property
+    def n_resident(self) -> int:
+        """Tokens whose keys and values are in place, each counted once however many sequences share it."""
+        filled: dict[int, int] = dict(self.cached_blocks)
+        for r in self.sequences.values():
+            for block, first in zip(r.blocks, r.firsts, strict=True):
+                filled[block] = max(filled.get(block, 0), min(r.length - first, self.block_size))
+        return sum(filled.values())
+
     # -- verbs ---------------------------------------------------------------------------------------------------
 
     def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> R:

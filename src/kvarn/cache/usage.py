@@ -15,7 +15,8 @@ class Usage:
     """A snapshot. Blocks are summed over groups; prefix figures count tokens, misses count prompts."""
 
     sequences: int
-    tokens: int
+    tokens: int  # of all sequences, those that share each counting their own
+    tokens_resident: int  # tokens in place, cached ones included, each once
     nbytes: int
     blocks: int
     blocks_used: int
@@ -24,6 +25,16 @@ class Usage:
     prefix_queries: int
     prefix_hits: int
     prefix_misses: dict[Reason, int]
+
+
+class GroupMap(NamedTuple):
+    """Where everything of one group lies: enough to draw it."""
+
+    layers: tuple[int, ...]
+    block_size: int
+    n_blocks: int
+    cached: list[tuple[int, int]]  # block, tokens in it; the first to be evicted stands first
+    sequences: dict[int, list[tuple[int, int]]]  # by sequence: block, position of its first token
 
 
 class Query(NamedTuple):

@@ -56,6 +56,11 @@ class Paged(Placement[PagedResidency]):
     def n_evicted(self) -> int:
         return self.pool.n_evicted
 
+    @property
+    def cached_blocks(self) -> list[tuple[int, int]]:
+        nodes = ((block, self.tree.node_of(block)) for block in self.pool.cached)
+        return [(block, len(node.tokens)) for block, node in nodes if node is not None]
+
     # -- sharing -------------------------------------------------------------------------------------------------
 
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
