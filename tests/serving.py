@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,27 @@ class Reply(NamedTuple):
         return [json.loads(line) for line in lines[:-1]]
 
 
+class Pending:
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+
+    @cached_property
+    def response(self) -> http.client.HTTPResponse:
+        return self._connection.getresponse()
+
+    def leave(self) -> None:
+        """The socket is closed once both are: a response holds on to it."""
+        if "response" in self.__dict__:
+            self.response.close()
+        self._connection.close()
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+
 class Served:
     def __init__(self, process: subprocess.Popen, summary: list[str]) -> None:
         self.process = process
@@ -59,15 +81,19 @@ class Served:
         finally:
             connection.close()
 
-    def start(self, body: dict, key: str | None = None) -> tuple[http.client.HTTPConnection, Any]:
-        """A stream whose first bytes are here; the caller reads on, or goes away."""
+    def post(self, body: dict, key: str | None = None) -> "Pending":
+        """A request whose answer is not waited for."""
         connection = self.connection()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}).encode(), headers)
-        response = connection.getresponse()
-        assert response.status == 200, response.read()
-        response.readline()
-        return connection, response
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
+        return Pending(connection)
+
+    def start(self, body: dict, key: str | None = None) -> "Pending":
+        """A stream whose first bytes are here; the caller reads on, or goes away."""
+        pending = self.post(body | {"stream": True}, key)
+        assert pending.response.status == 200, pending.response.read()
+        pending.response.readline()
+        return pending
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum over all samples of this name that have these labels."""

@@ -178,16 +178,14 @@ def test_keys_share_nothing(server: Served) -> None:
 def test_the_map_of_the_cache(server: Served) -> None:
     told = server.cache("alice")
     assert (told["strategy"], told["codec"], told["blocks"]["all"]) == ("paged", "bf16", 512)
-    connection, response = server.start(COMPLETION | {"max_tokens": 400, "ignore_eos": True}, "bob")
-    live = server.cache("alice")
+    with server.start(COMPLETION | {"max_tokens": 400, "ignore_eos": True}, "bob"):
+        live = server.cache("alice")
     assert live["sequences"] == 1
     (group,) = live["groups"]
     (sequence,) = group["sequences"]
     assert [block["first"] for block in sequence["blocks"]][:2] == [0, 32]
     assert live["blocks"]["used"] == len(sequence["blocks"])
     assert "abcd" not in str(live), "nobody's text"
-    response.read()
-    connection.close()
 
 
 def test_prefixes_can_be_shared_between_keys(tmp_path) -> None:

@@ -65,7 +65,7 @@ class Conversing:
         return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._told())
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """A chunk per piece. The explanation stands in the last one, which is that of the usage, if it was asked for."""
+        """A chunk per piece. The explanation stands in the last one, that of the usage if it was asked for."""
         opened: set[int] = set()
         last: list[dict[str, Any]] = []  # a chunk that ends a choice and could be the last
         async for index, answered in self._answers():

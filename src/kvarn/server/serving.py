@@ -18,14 +18,15 @@ from kvarn.server.app import Service
 
 def listen(host: str, port: int) -> socket.socket:
     """Bound before the model is loaded, so that a port in use is known at once. Port 0 takes a free one."""
+    found = None
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, proto)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except (OSError, OverflowError, UnicodeError) as error:
+        if found is not None:
+            found.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise KvarnError(f"cannot listen on {host} port {port}: {reason}") from None
     return found
