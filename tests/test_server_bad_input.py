@@ -76,7 +76,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "message without role": (CHAT, chat(messages=[{"content": "x"}]), 400, "messages[0].role is missing"),
     "message without content": (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content is missing"),
     "a tool's message": (CHAT, said("tool"), 400, 'messages[0].role is "tool"; it must be one of "system"'),
-    "an image": (CHAT, said(content=[{"type": "image_url", "image_url": {}}]), 400, "messages[0].content[0]"),
+    "an image": (CHAT, said(content=[{"type": "image_url"}]), 400, 'content[0].type is "image_url"; it must be'),
     "an unknown key": (CHAT, said(weight=1), 400, "messages[0].weight is not implemented: leave it out"),
     "prompt in a chat": (CHAT, chat(prompt="a"), 400, "prompt is not implemented here: leave it out"),
     # numbers

@@ -44,10 +44,12 @@ def during(service: Service, play: Callable[[], Awaitable[None]]) -> None:
         assert service.llm.cache.usage().sequences == 0
 
 
-async def call(service: Service, body: dict, send: Callable[[dict], Awaitable[None]] | None = None) -> tuple[int, Any]:
-    """One request through the application, without a socket."""
+async def call(
+    service: Service, body: dict, send: Callable[[dict], Awaitable[None]] | None = None, whole: bool = True
+) -> tuple[int, Any]:
+    """One request through the application, without a socket. Not `whole`: its body stops half-way."""
     sent: list[dict] = []
-    given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": not whole}]
 
     async def receive() -> dict:
         if given:
@@ -85,6 +87,18 @@ def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
     during(service, play)
     assert len(stuck) == 2, "the head and the one piece it was stuck on"
     assert service.llm.engine.stats.generated_tokens < 300
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvarn.server.app.BODY_SECONDS", 0.05)
+    service = service_of(model)
+
+    async def play() -> None:
+        status, answer = await call(service, SHORT, whole=False)
+        assert status == 408
+        assert answer["error"]["message"] == "the body did not arrive within 0.05 s"
+
+    during(service, play)
 
 
 def test_a_slow_reader_gets_everything_in_fewer_pieces(model: Path) -> None:

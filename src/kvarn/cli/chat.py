@@ -5,17 +5,19 @@ Ctrl-C stops the answer and not the program; Ctrl-D or /exit ends it.
 
 import argparse
 import sys
+from functools import partial
 
 from kvarn.cli import flags
 from kvarn.cli.run import summary
 from kvarn.errors import KvarnError
+from kvarn.explain import explain, in_words
 from kvarn.llm import LLM
 from kvarn.request import SamplingParams
 
 CONVERSATION = "chat"  # there is one
 HELP = """/help     this text
 /clear    forget the conversation
-/stats    what the last answer reused and cost
+/stats    what the last answer reused, why not more, and what it cost
 /exit     leave (or Ctrl-D)"""
 
 
@@ -86,5 +88,6 @@ class Conversation:
         except KeyboardInterrupt:
             self.llm.engine.cancel(job.request)
         print()
-        self.last = summary(job, self.llm.engine.stats)
+        spell = partial(self.llm.tokenizer.decode, special=True)
+        self.last = f"{in_words(explain(job.request), spell)}\n{summary(job, self.llm.engine.stats)}"
         self.messages.append({"role": "assistant", "content": job.output().text})

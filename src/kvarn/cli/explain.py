@@ -64,11 +64,12 @@ def show(told: dict[str, Any]) -> None:
         ("prompt", f"{prompt} tokens"),
         ("reused", f"{reused} tokens ({100 * reused / prompt:.0f} %)"),
         ("computed", f"{computed} tokens in {told['recompute_ms']:.1f} ms"),
-        ("because", told["summary"].split(": ", 1)[1]),
+        ("because", told["summary"].split(": ", 1)[1].split(": after ")[0].split("; preempted")[0]),
     ]
     if "ours" in stop and "theirs" in stop:
-        rows += [("before", repr(stop["before"]))]
-        rows += [(name, f"{stop[who]['onward']!r}") for name, who in (("then", "theirs"), ("now", "ours"))]
+        rows += [("after", repr(stop["before"]))]
+        for name, who in (("it went on", "theirs"), ("and now", "ours")):
+            rows += [(name, f"{stop[who]['onward']!r} (token {stop[who]['token']})")]
     if told["preemptions"]:
         rows += [("preempted", f"{told['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
     times = [(name, told[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]

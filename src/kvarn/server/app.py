@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,9 +31,11 @@ from kvarn.server.worker import Order, Worker
 log = logging.getLogger("kvarn")
 
 MOST_BYTES = 8 << 20  # of a body
+LARGE = 1 << 16
 BODY_SECONDS = 30.0  # to send one
 COMPLETION_TOKENS = 16  # OpenAI's default; a chat may fill the context
 Endpoint = Callable[[Request], Awaitable[Response]]
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,13 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(request, caller, protocol.chat_call(await _body(request)))
+        return await self._generate(caller, await _parsed(request, protocol.chat_call))
 
     async def completions(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(request, caller, protocol.completion_call(await _body(request)))
+        return await self._generate(caller, await _parsed(request, protocol.completion_call))
 
-    async def _generate(self, request: Request, caller: Caller, call: Call) -> Response:
+    async def _generate(self, caller: Caller, call: Call) -> Response:
         self._check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
@@ -124,14 +126,14 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = protocol.tokenize_call(await _body(request))
+        body = await _parsed(request, protocol.tokenize_call)
         self._check_model(body.get("model"))
         tokens = await asyncio.to_thread(self._prompts.tokenize, body)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = protocol.detokenize_call(await _body(request))
+        body = await _parsed(request, protocol.detokenize_call)
         self._check_model(body.get("model"))
         tokens = [int(token) for token in body["tokens"]]
         return JSONResponse({"prompt": await asyncio.to_thread(self._prompts.text, tokens)})
@@ -197,6 +199,12 @@ class Service:
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
+
+
+async def _parsed(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+    """A large body is taken apart on another thread, so that others are answered meanwhile."""
+    raw = await _body(request)
+    return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
 
 
 async def _body(request: Request) -> bytes:

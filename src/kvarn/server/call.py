@@ -18,11 +18,12 @@ from kvarn.errors import KvarnError, QueueFull
 from kvarn.explain import Explanation, to_json
 from kvarn.llm import TokenLogprob
 from kvarn.server.access import Caller
+from kvarn.server.inbox import Answered, Ended, Inbox
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
 from kvarn.server.reply import Reply, usage_of
-from kvarn.server.worker import Answered, Ended, Inbox, Order, Worker
+from kvarn.server.worker import Order, Worker
 from kvarn.text.tokenizer import Tokenizer
 
 log = logging.getLogger("kvarn")

@@ -82,15 +82,15 @@ def _inside(value: Any, schema: Schema, name: str) -> str | None:
             if found := problem(item, schema["items"], f"{name}[{i}]"):
                 return found
     if isinstance(value, dict):
-        for key in schema.get("required", ()):
-            if key not in value:
-                return f"{name}.{key} is missing"
         for key, item in value.items():
             inner = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
             if inner is False:
                 return f"{name}.{show(key)[1:-1]} is not implemented: leave it out"
             if isinstance(inner, dict) and (found := problem(item, inner, f"{name}.{show(key)[1:-1]}")):
                 return found
+        for key in schema.get("required", ()):
+            if key not in value:
+                return f"{name}.{key} is missing"
     return None
 
 
