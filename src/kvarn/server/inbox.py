@@ -1,4 +1,4 @@
-"""What the engine's thread tells about an order, and where a call finds it: on the event loop, joined while it waits."""
+"""What the engine's thread tells about an order, and where a call finds it: on the event loop, joined as it waits."""
 
 import asyncio
 from typing import NamedTuple
