@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_a_quiet_start_says_what_there_is(server: Served) -> None:
     text = "\n".join(server.summary)
     assert len(server.summary) <= 6
-    for fact in ("tiny", "paged", "bf16", "weights 1.2 MiB", "16,384 tokens", "2 API keys", server.url):
+    for fact in ("tiny", "paged", "bf16", "weights 1.3 MiB", "workspace ", "16,384 tokens", "2 API keys", server.url):
         assert fact in text
 
 

@@ -59,12 +59,16 @@ def test_golden_text_equals_kvarn_run(smollm2: openai.OpenAI, capsys: pytest.Cap
 
 def test_golden_chat_equals_kvarn_run(smollm2: openai.OpenAI, capsys: pytest.CaptureFixture) -> None:
     expected = run_json(capsys, "-p", FRANCE[0]["content"], "--chat", "-n", "20")
-    assert expected["text"] == "The capital of France is Paris."
     whole = smollm2.chat.completions.create(model="smollm2", messages=FRANCE, max_tokens=20, temperature=0)
     assert whole.choices[0].message.content == expected["text"]
-    assert whole.choices[0].finish_reason == "stop"
+    assert whole.choices[0].finish_reason == expected["finish_reason"]
     stream = smollm2.chat.completions.create(
-        model="smollm2", messages=FRANCE, temperature=0, stream=True, stream_options={"include_usage": True}
+        model="smollm2",
+        messages=FRANCE,
+        max_tokens=20,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

@@ -33,6 +33,10 @@ class Program(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def workspace(self) -> int:
+        """Bytes that it holds between steps besides the weights."""
+
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
     ) -> Floats: ...

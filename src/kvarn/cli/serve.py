@@ -71,11 +71,12 @@ def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
     plan, geometry = llm.cache.plan, llm.cache.plan.groups[0].geometry
     held = geometry.n_blocks * geometry.block_size
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {geometry.block_size}"
+    workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     rows = {
-        "model": f"{name} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}",
+        "model": f"{name} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {held:,} tokens",
         "serving": f"{plan.max_seqs} sequences at once, {geometry.context:,} tokens each at most",
-        "keys": f"{n_keys} API keys" if n_keys else "none: anybody who reaches this address may ask",
+        "keys": f"{n_keys} API key{'s' * (n_keys > 1)}" if n_keys else "none: anybody who reaches this address may ask",
         "address": f"{address}/v1",
     }
     return "\n".join(f"{key:<8} {value}" for key, value in rows.items())
