@@ -109,7 +109,7 @@ def test_many_at_once_get_what_each_gets_alone(model: Path) -> None:
         }
         for i in range(24)
     ]
-    with serve(model, "--cache-bytes", "260K", "-np", "6", "-b", "64", "--chunk", "16", "-c", "256") as server:
+    with serve(model, "--cache-bytes", "260K", "-np", "6", "-b", "128", "--chunk", "16", "-c", "256") as server:
         answers: dict[int, dict] = {}
 
         def ask(i: int) -> None:
