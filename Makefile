@@ -6,10 +6,11 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/kvarn/native/*.?pp src/kv
 STAMP := $(VENV)/.installed
 SEED ?= 1
 OPS ?= 1000000
+REQUESTS ?= 1000
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test check format bench fuzz clean
+.PHONY: run test check format bench fuzz soak clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -38,6 +39,9 @@ bench: $(STAMP)
 
 fuzz: $(STAMP)
 	@$(BIN)/python tests/fuzz.py --seed $(SEED) --ops $(OPS)
+
+soak: $(STAMP)
+	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS)
 
 $(STAMP): $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit("kvarn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11.") if sys.version_info < (3, 11) else None'

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
-from kvarn.cache.placement import Adoption, Reason
+from kvarn.cache.placement import Adoption, Reason, Stop
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.errors import KvarnError, UnknownSequence
@@ -110,7 +110,7 @@ class Book:
         if self.paged and not self.windowed:
             assert reused >= expected, "a live sequence has these blocks"
         if not self.paged:
-            assert adoption == (0, (Reason.NOT_SHARING, 0, None, None))
+            assert adoption == (0, Stop(Reason.NOT_SHARING, 0))
         if stop.reason is Reason.DIFFERS:
             assert tokens[stop.at] == stop.ours != stop.theirs
         text.extend(tokens[:reused])

@@ -141,8 +141,8 @@ def test_the_miss_counter_moves() -> None:
         cache.commit(seq, tokens[reused:])
     usage = cache.usage()
     assert usage.prefix_queries == 100 + 40 + 42 + 50
-    assert usage.prefix_hits == 32 + 32
-    assert usage.prefix_misses == {Reason.NOTHING_SHARED: 2, Reason.SHORT: 1, Reason.DIFFERS: 1}
+    assert usage.prefix_hits == 39 + 40
+    assert usage.prefix_misses == {Reason.NOTHING_SHARED: 2, Reason.DIFFERS: 1}, "one found all there was"
 
 
 @pytest.mark.parametrize("codec", ["f16", "bf16", "int8"])

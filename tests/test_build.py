@@ -69,6 +69,21 @@ def test_dependencies_point_one_way() -> None:
             assert not name.startswith("kvarn.backends") or name == "kvarn.backends.base", path
 
 
+def test_the_engine_knows_no_text_no_http_and_no_prometheus() -> None:
+    above = ("kvarn.server", "kvarn.cli", "kvarn.text", "kvarn.llm", "kvarn.metrics", "kvarn.load")
+    web = {"starlette", "uvicorn", "h11", "asyncio", "http", "prometheus_client"}
+    for name in ("engine", "scheduler", "kept", "request", "sampling", "stats", "explain"):
+        for found in imports(SOURCE / f"{name}.py"):
+            assert not found.startswith(above), (name, found)
+            assert found.split(".")[0] not in web, (name, found)
+
+
+def test_one_file_knows_prometheus() -> None:
+    for path in SOURCE.rglob("*.py"):
+        if path != SOURCE / "metrics.py":
+            assert not any(name.startswith("prometheus") for name in imports(path)), path
+
+
 @pytest.mark.parametrize("axis", ["layouts", "codecs", "placements"])
 def test_an_axis_is_one_file_per_member_and_one_table(axis: str) -> None:
     folder = SOURCE / "cache" / axis

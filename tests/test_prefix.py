@@ -46,9 +46,11 @@ def test_differs_at_a_token() -> None:
     p = pager()
     prompt(p, 0, TEXT)
     other = [*TEXT[:41], 7, *TEXT[42:]]
-    assert prompt(p, 1, other) == (32, Stop(Reason.DIFFERS, 41, ours=7, theirs=141))
+    words = tuple(TEXT[41:49])  # into the next block
+    assert prompt(p, 1, other) == (41, Stop(Reason.DIFFERS, 41, ours=7, theirs=141, onward=words))
     at_the_edge = [*TEXT[:48], 8, *TEXT[49:]]
-    assert prompt(p, 2, at_the_edge) == (48, Stop(Reason.DIFFERS, 48, ours=8, theirs=148))
+    words = tuple(TEXT[48:56])
+    assert prompt(p, 2, at_the_edge) == (48, Stop(Reason.DIFFERS, 48, ours=8, theirs=148, onward=words))
 
 
 def test_differs_from_the_nearest_of_many() -> None:
@@ -56,11 +58,12 @@ def test_differs_from_the_nearest_of_many() -> None:
     for seq, length in enumerate((17, 20, 30, 25)):
         prompt(p, seq, [*TEXT[:length], *[900 + seq] * 40])
     p.open(9)
-    assert p.match(9, [*TEXT[:29], 5, 5, 5], 31).stop == Stop(Reason.DIFFERS, 29, ours=5, theirs=129)
+    assert p.match(9, [*TEXT[:29], 5, 5, 5], 31).stop[:4] == (Reason.DIFFERS, 29, 5, 129)
 
 
 def test_evicted() -> None:
     p = pager(8)
+    p.tree._clock = lambda: 1234.5
     prompt(p, 0, TEXT[:64])  # 4 blocks
     p.free(0)
     prompt(p, 1, [7] * 96)  # 6 blocks: takes the 4 free ones and evicts two
@@ -68,7 +71,7 @@ def test_evicted() -> None:
     p.open(2)
     adoption = p.match(2, TEXT[:64], 63)
     assert adoption.reused == 32
-    assert adoption.stop == Stop(Reason.EVICTED, 64)
+    assert adoption.stop == Stop(Reason.EVICTED, 64, when=1234.5)
 
 
 def test_what_was_evicted_is_found_again_once_it_is_recomputed() -> None:
@@ -82,28 +85,96 @@ def test_what_was_evicted_is_found_again_once_it_is_recomputed() -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_shorter_than_a_block(finished: bool) -> None:
-    """Ten tokens in common, but none of a filled block: not the same as nothing in common."""
+def test_a_block_that_was_never_filled_is_reused_too(finished: bool) -> None:
+    """Ten tokens of a live sequence or a finished one: copied, and what the other has behind them stays its own."""
     p = pager()
     prompt(p, 0, TEXT[:10])
+    source = p.blocks(0)[0][0]
     if finished:
         p.free(0)
-    assert prompt(p, 1, TEXT[:14]) == (0, Stop(Reason.SHORT, 10))
-    assert prompt(p, 2, [*TEXT[:12], *[3] * 30]) == (0, Stop(Reason.DIFFERS, 12, ours=3, theirs=112))
+        assert p.n_cached == 1
+    assert prompt(p, 1, TEXT[:14]) == (10, Stop(Reason.NEW, 10))
+    assert p.copies() == [Copy(source, p.blocks(1)[0][0], slots=10)]
+    other = prompt(p, 2, [*TEXT[:12], *[3] * 30])
+    assert other == (12, Stop(Reason.DIFFERS, 12, ours=3, theirs=112, onward=(112, 113)))
+    if not finished:
+        assert p.reserve(0, 11)
+        assert p.blocks(0)[0][0] == source, "nobody shares it any more: it is written in place"
 
 
-def test_shorter_than_a_block_behind_full_blocks() -> None:
+def test_while_its_unfilled_block_is_shared_a_sequence_does_not_write_into_it() -> None:
+    p = pager()
+    prompt(p, 0, TEXT[:10])
+    p.open(1)
+    assert p.adopt(1, TEXT[:14]).reused == 10
+    assert p.reserve(0, 11), "before the other has its copy"
+    assert len(p.copies()) == 1
+    assert p.blocks(0) != p.blocks(1)
+    p.check()
+
+
+def test_shorter_than_a_block() -> None:
+    """An unfilled block that was not kept: a fork held it when its owner went, and then gave it up."""
+    p = pager()
+    prompt(p, 0, TEXT[:10])
+    assert p.fork(0, 1)
+    p.free(0)
+    assert p.rewind(1, 0) == 0
+    assert prompt(p, 2, TEXT[:14]) == (0, Stop(Reason.SHORT, 10))
+
+
+def test_an_unfilled_block_can_be_evicted() -> None:
+    p = pager(4)
+    p.tree._clock = lambda: 99.0
+    prompt(p, 0, TEXT[:26])
+    p.free(0)
+    prompt(p, 1, [7] * 48)
+    p.free(1)
+    assert prompt(p, 2, TEXT[:30]) == (16, Stop(Reason.EVICTED, 26, when=99.0))
+    assert prompt(p, 3, [*TEXT[:17], 7]) == (17, Stop(Reason.END, 17))
+
+
+def test_behind_full_blocks() -> None:
     p = pager()
     prompt(p, 0, TEXT[:42])
-    assert prompt(p, 1, TEXT[:50]) == (32, Stop(Reason.SHORT, 42))
+    assert prompt(p, 1, TEXT[:50]) == (42, Stop(Reason.NEW, 42))
     prompt(p, 2, TEXT[:64])
-    assert prompt(p, 3, TEXT[:60]) == (48, Stop(Reason.SHORT, 60)), "the prompt ends inside a known block"
+    assert prompt(p, 3, TEXT[:60]) == (59, Stop(Reason.END, 59)), "the prompt ends inside a known block"
+
+
+def test_priority_is_soft() -> None:
+    """Eviction passes over a block once per point of priority; then it goes like any other."""
+    p = pager(4)
+
+    def text(seq: int, n: int, priority: int = 0) -> None:
+        p.open(seq, b"", priority)
+        tokens = [n] * 17
+        p.adopt(seq, tokens)
+        assert p.reserve(seq, 17)
+        p.commit(seq, tokens[p.sequences[seq].length :])
+        p.free(seq)
+        p.check()
+
+    def left(n: int) -> int:
+        p.open(99)
+        reused = p.match(99, [n] * 17, 16).reused
+        p.free(99)
+        return reused
+
+    text(0, 1, priority=1)
+    text(1, 2)
+    assert (left(1), left(2)) == (16, 16)
+    text(2, 3)
+    assert (left(1), left(2), left(3)) == (16, 0, 16), "the older one stayed"
+    text(3, 4)
+    text(4, 5)
+    assert left(1) == 0, "nothing is pinned"
 
 
 def test_nothing_follows_a_shared_beginning() -> None:
     p = pager()
     prompt(p, 0, TEXT[:32])
-    assert prompt(p, 1, TEXT[:60]) == (32, Stop(Reason.NOTHING_SHARED, 32))
+    assert prompt(p, 1, TEXT[:60]) == (32, Stop(Reason.NEW, 32))
 
 
 @pytest.mark.parametrize("strategy", ["contiguous", "head-major", "repeated", "ring", "sinks"])
@@ -142,7 +213,7 @@ def test_out_of_window() -> None:
     p.open(2)
     branch = [*TEXT[:40], *[5] * 30]
     adoption = p.match(2, branch, 69)
-    assert adoption == (0, Stop(Reason.OUT_OF_WINDOW, 32))
+    assert (adoption.reused, *adoption.stop[:2]) == (0, Reason.OUT_OF_WINDOW, 32)
     assert p.match(2, TEXT[:81], 80).reused == 80, "the end of the text is still there"
 
 
@@ -150,15 +221,15 @@ def test_isolation_by_salt() -> None:
     p = pager()
     prompt(p, 0, TEXT, salt=b"alice")
     assert prompt(p, 1, TEXT, salt=b"bob") == (0, Stop(Reason.NOTHING_SHARED, 0))
-    assert prompt(p, 2, TEXT, salt=b"alice").reused == 96
-    assert prompt(p, 3, [*TEXT[:20], 1], salt=b"bob").stop == Stop(Reason.DIFFERS, 20, ours=1, theirs=120)
+    assert prompt(p, 2, TEXT, salt=b"alice").reused == 99
+    assert prompt(p, 3, [*TEXT[:20], 1, 2], salt=b"bob").stop[:4] == (Reason.DIFFERS, 20, 1, 120)
 
 
 def test_a_hash_collision_is_a_miss_and_not_a_wrong_answer() -> None:
     p = pager(digest=lambda parent, tokens: b"always the same")
     prompt(p, 0, TEXT[:32])
     assert prompt(p, 1, [7] * 32).reused == 0
-    assert prompt(p, 2, TEXT[:33]).reused == 16, "the second block's hash leads to the first, which differs"
+    assert prompt(p, 2, TEXT[:33]).reused == 31, "the second block's hash leads to the first; its tokens are found"
     for seq in range(3):
         p.free(seq)
     p.check()
@@ -247,7 +318,7 @@ def test_rewind_into_a_known_block_and_on_with_other_tokens() -> None:
     assert [copy.slots for copy in p.copies()] == [4]
     p.commit(0, [1, 2])
     p.check()
-    assert prompt(p, 1, [*TEXT[:20], 1, 2, 3]).stop == Stop(Reason.SHORT, 22)
+    assert prompt(p, 1, [*TEXT[:20], 1, 2, 3]) == (22, Stop(Reason.END, 22))
     assert prompt(p, 2, TEXT[:40]).reused == 32, "what was rewound is still known"
 
 
@@ -270,7 +341,7 @@ def test_groups_reuse_only_what_all_of_them_have() -> None:
 
     feed(0, list(range(200)))
     cache.free(0)
-    assert feed(1, list(range(201))) == (192, Stop(Reason.SHORT, 200))
+    assert feed(1, list(range(201))) == (200, Stop(Reason.END, 200))
     cache.free(1)
     feed(2, list(range(1000, 1240)))  # takes what the local group had kept of the first text's beginning
     adoption = feed(3, [*range(50), 7, 7])
@@ -278,5 +349,5 @@ def test_groups_reuse_only_what_all_of_them_have() -> None:
     assert adoption.stop == Stop(Reason.OUT_OF_WINDOW, 50)
     usage = cache.usage()
     assert usage.prefix_queries == 200 + 201 + 240 + 52
-    assert usage.prefix_hits == 192 + adoption.reused
-    assert sum(usage.prefix_misses.values()) == 4
+    assert usage.prefix_hits == 200 + adoption.reused
+    assert sum(usage.prefix_misses.values()) == 3

@@ -29,12 +29,16 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in shown else chr(256 + hidden.index(b)) for b in range(256)]
 
 
-def write(path: Path, variant: str) -> Path:
+CHAT = """{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+def write(path: Path, variant: str, chat_template: str | None = None, context: int = CONTEXT) -> Path:
     architecture, _, scaling = variant.partition("-")
     rng = np.random.default_rng(sum(map(ord, variant)))
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")  # llama.cpp treats some names (phi-3) in a way of their own
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FF)
@@ -50,11 +54,17 @@ def write(path: Path, variant: str) -> Path:
         writer.add_sliding_window(8)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*byte_tokens(), "<|endoftext|>", "</s>", "<unk>"])
-    writer.add_token_types([1] * 256 + [3, 3, 3])
+    if chat_template is None:
+        writer.add_token_list([*byte_tokens(), "<|endoftext|>", "</s>", "<unk>"])
+        writer.add_token_types([1] * 256 + [3, 3, 3])
+    else:  # a vocabulary that can encode text: what the merges make is in it
+        writer.add_token_list([*byte_tokens(), "<|endoftext|>", "ab", "cd"])
+        writer.add_token_types([1] * 256 + [3, 1, 1])
     writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for name, shape in shapes(architecture):
         spread = 0.1 if "norm" in name else 1.5 * shape[-1] ** -0.5
         values = rng.standard_normal(shape) * spread + (1 if "norm" in name else 0)

@@ -9,7 +9,7 @@ belongs to one thread.
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, QueueFull
 from kvarn.models.config import ModelConfig
-from kvarn.request import Request, Sample, SamplingParams
+from kvarn.request import Request, Sample, SamplingParams, Timing
 from kvarn.sampling import History, Sampled, Sampler, make_sampler
 from kvarn.scheduler import Scheduler, Work
 from kvarn.stats import EngineStats
@@ -33,6 +33,10 @@ class Program(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def workspace(self) -> int:
+        """Bytes that it holds between steps besides the weights."""
+
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
     ) -> Floats: ...
@@ -43,6 +47,7 @@ class Event(NamedTuple):
 
     sample: Sample
     sampled: Sampled
+    gap: float | None = None  # seconds since the sample's token before; None for its first
 
 
 class Engine:
@@ -50,7 +55,9 @@ class Engine:
         self.program = program
         self.cache = cache
         self.scheduler = Scheduler(cache, max_batch_tokens)
+        self.max_waiting: int | None = None  # requests that may wait for room; None: any number
         self.stats = EngineStats()
+        self._work: list[Work] = []  # of the step under way
         self._eos = frozenset(eos_ids)
         self._ids = itertools.count()
         self._requests: dict[int, tuple[Request, Sampler]] = {}
@@ -59,11 +66,23 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, salt: bytes = b"") -> Request:
-        """Queue a request. What can never be served is refused here, with the numbers."""
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        salt: bytes = b"",
+        conversation: Hashable = None,
+        priority: int = 0,
+    ) -> Request:
+        """Queue a request. What can never be served is refused here, with the numbers.
+
+        Where the strategy shares no prefixes, requests of one `conversation` go on in the last one's sequence."""
         self._check(prompt)
+        self._check_queue()
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        request = Request(next(self._ids), list(prompt), params, seed, salt)
+        timing = Timing(queued=time.perf_counter())
+        talk = _scoped(salt, conversation)
+        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, talk, priority)
         sampler = make_sampler(params, seed, self.program.config.vocab_size)
         request.samples = [Sample(next(self._ids), request, k, list(prompt)) for k in range(params.n)]
         self._requests[request.id] = (request, sampler)
@@ -76,19 +95,43 @@ class Engine:
             if sample.finish_reason is None:
                 self._finish(sample, "cancelled")
 
+    def forget(self, conversation: Hashable, salt: bytes = b"") -> None:
+        """Free what is kept of a conversation. Safe to call for one that is not."""
+        self.scheduler.kept.forget(_scoped(salt, conversation))
+
     def finish(self, sample: Sample, reason: str) -> None:
         """End one sample early, as a stop string does."""
         if sample.finish_reason is None:
             self._finish(sample, reason)
 
     def step(self) -> list[Event]:
-        work = self.scheduler.schedule()
-        if not work:
+        """One step of everything that moves. A fault in it is raised; `isolate` then lets the others go on."""
+        self._work = self.scheduler.schedule()
+        if not self._work:
             return []
         start = time.perf_counter()
-        events = self._run(work)
-        self._account(work, time.perf_counter() - start)
-        return events
+        for sample, _ in self._work:
+            if sample.request.timing.started is None:
+                sample.request.timing.started = start
+        events = self._run(self._work)
+        now = time.perf_counter()
+        self._account(self._work, now - start)
+        return [self._timed(event, now) for event in events]
+
+    def isolate(self, error: Exception) -> None:
+        """After a step that raised: if it had one request, that one has failed. Otherwise all start over, one by one,
+        to find out which; what they recompute is the same to the bit."""
+        requests = {sample.request for sample, _ in self._work}
+        if len(requests) == 1:
+            self.fail(requests.pop(), error)
+        else:
+            self.scheduler.isolate()
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request through a fault that is its own."""
+        request.error = error
+        for sample in request.samples:
+            self.finish(sample, "error")
 
     def _run(self, work: list[Work]) -> list[Event]:
         by_id = {sample.id: (sample, n) for sample, n in work}
@@ -105,7 +148,10 @@ class Engine:
             sample.computed += n
         events: list[Event] = []
         for row, i in zip(logits, ready, strict=True):
-            events += self._sample(order[i][0], row)
+            try:
+                events += self._sample(order[i][0], row)
+            except Exception as error:  # noqa: BLE001 (one request's fault is not the others')
+                self.fail(order[i][0].request, error)
         return events
 
     def _sample(self, sample: Sample, logits: Floats) -> list[Event]:
@@ -139,7 +185,10 @@ class Engine:
         sample.finish_reason = reason
         self.scheduler.remove(sample)
         request = sample.request
-        if all(s.finish_reason for s in request.samples):
+        if request.done:
+            request.timing.finished = time.perf_counter()
+            self.stats.finished += 1
+            self.stats.request_seconds += request.timing.finished - request.timing.queued
             self._requests.pop(request.id, None)
             if not self.busy:
                 self.cache.check()
@@ -162,6 +211,21 @@ class Engine:
                 "shorten the prompt or raise the cache's bytes (--cache-bytes)"
             )
 
+    def _check_queue(self) -> None:
+        free = self.cache.plan.max_seqs - len(self.scheduler.running)
+        if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting + max(free, 0):
+            raise QueueFull(
+                f"{len(self.scheduler.running)} sequences run and {len(self.scheduler.waiting)} wait, which is as many "
+                "as may: try again later"
+            )
+
+    def _timed(self, event: Event, now: float) -> Event:
+        sample = event.sample
+        before, sample.latest = sample.latest, now
+        if sample.request.timing.answered is None:
+            sample.request.timing.answered = now
+        return event._replace(gap=None if before is None else now - before)
+
     def _account(self, work: list[Work], seconds: float) -> None:
         stats, tokens = self.stats, sum(n for _, n in work)
         stats.steps += 1
@@ -172,3 +236,21 @@ class Engine:
             stats.decode_seconds += seconds
             stats.decode_tokens += tokens
         stats.preemptions = self.scheduler.n_preemptions
+        for sample, n in work:
+            self._charge(sample, n, seconds / tokens)
+
+    @staticmethod
+    def _charge(sample: Sample, n: int, each: float) -> None:
+        """What of a step's time went into this sample's prompt, and into what a preemption lost."""
+        timing, end = sample.request.timing, sample.computed
+        again = max(min(sample.furthest, end) - (end - n), 0)
+        timing.again_tokens += again
+        timing.again_seconds += each * again
+        start = end - n + again
+        timing.prompt_seconds += each * max(min(end, len(sample.request.prompt)) - start, 0)
+        sample.furthest = max(sample.furthest, end)
+
+
+def _scoped(salt: bytes, conversation: Hashable) -> Hashable:
+    """Only requests of equal salt can be in one conversation."""
+    return None if conversation is None else (salt, conversation)

@@ -41,6 +41,10 @@ class OutOfMemory(KvarnError):
     """The byte budget does not hold one sequence."""
 
 
+class QueueFull(KvarnError):
+    """As many requests wait as may: try again later."""
+
+
 class BadModel(KvarnError):
     """A model file or folder is damaged, incomplete, or of a kind that kvarn does not run.
 

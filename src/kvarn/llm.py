@@ -7,7 +7,7 @@
 Text comes in and goes out here; underneath there are only token ids. One thread at a time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -189,10 +189,10 @@ class LLM:
         finally:
             self.engine.cancel(job.request)
 
-    def start(self, prompt: Prompt, params: SamplingParams) -> "Job":
-        """Queue a prompt; `stream_job` runs it."""
+    def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> "Job":
+        """Queue a prompt; `stream_job` runs it. Turns of one `conversation` keep its history in the cache."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request = self.engine.add(tokens, params)
+        request = self.engine.add(tokens, params, conversation=conversation)
         return Job(request, [Writer(self.tokenizer, tokens, params.stop) for _ in range(params.n)])
 
     def _step(self, jobs: Sequence["Job"]) -> None:
@@ -201,6 +201,9 @@ class LLM:
             job = by_request.get(id(event.sample.request))
             if job is not None and job.push(event):
                 self.engine.finish(event.sample, "stop")
+        for job in jobs:
+            if job.request.error is not None:
+                raise job.request.error
 
 
 @dataclass(slots=True)
@@ -213,11 +216,11 @@ class Job:
 
     @property
     def done(self) -> bool:
-        return all(sample.finish_reason for sample in self.request.samples)
+        return self.request.done
 
     def push(self, event: Event) -> bool:
         """Take a token; True when the text has reached a stop string."""
-        sample, sampled = event
+        sample, sampled = event.sample, event.sampled
         if sampled.logprob is not None:
             self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
         writer = self.writers[sample.index]

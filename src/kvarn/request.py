@@ -6,7 +6,7 @@ preemption are all the same thing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvarn.cache.placement import Adoption
@@ -63,7 +63,9 @@ class Sample:
     index: int  # which of the request's n samples
     tokens: list[int]  # known: prompt and output
     computed: int = 0
-    finish_reason: str | None = None  # stop, length, cancelled
+    furthest: int = 0  # the most that was ever computed: below it a step repeats what a preemption lost
+    latest: float | None = None  # when its newest token was sampled
+    finish_reason: str | None = None  # stop, length, cancelled, error
 
     @property
     def output(self) -> list[int]:
@@ -74,13 +76,34 @@ class Sample:
         return len(self.tokens) - self.computed
 
 
+@dataclass(slots=True)
+class Timing:
+    """When things happened to a request (seconds of time.perf_counter), and what computing its prompt cost."""
+
+    queued: float
+    started: float | None = None  # first admitted
+    answered: float | None = None  # first token
+    finished: float | None = None
+    prompt_seconds: float = 0.0  # its share of the steps that computed its prompt, the first time
+    again_seconds: float = 0.0  # likewise of what was computed again after preemptions
+    again_tokens: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     id: int
     prompt: list[int]
     params: SamplingParams
     seed: int
+    timing: Timing
     salt: bytes = b""
+    conversation: Hashable = None  # turns of one conversation follow each other in one kept sequence
+    priority: int = 0  # how often eviction passes over what it leaves in the cache
     samples: list[Sample] = field(default_factory=list)
     adoption: Adoption | None = None  # what the prompt reused when it was first admitted
     preemptions: int = 0
+    error: Exception | None = None  # what ended it, where that was a fault and not the caller
+
+    @property
+    def done(self) -> bool:
+        return all(sample.finish_reason for sample in self.samples)

@@ -15,3 +15,5 @@ class EngineStats:
     decode_tokens: int = 0
     preemptions: int = 0
     peak_blocks: int = 0  # most blocks in use at once
+    finished: int = 0  # requests that ended, however
+    request_seconds: float = 0.0  # from their arrival to their end, all together

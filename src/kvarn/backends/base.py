@@ -4,6 +4,7 @@ The signatures are frozen: a kernel takes Store, Table, LayerSpec and the scale.
 kernel of its own, chosen by name, not a flag.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -49,8 +50,13 @@ class Backend(ABC):
         """Each kernel is called when it has rows, and not otherwise. Padding rows stay zero."""
         out = np.zeros_like(q)
         new: NDArray[np.int32] = np.diff(table.q_start)
+        seconds, start = store.counters.seconds, time.perf_counter()
         if (new > 1).any():
             self.prefill(q, store, table, spec, scale, out)
+            now = time.perf_counter()
+            seconds["prefill"] += now - start
+            start = now
         if (new == 1).any():
             self.decode(q, store, table, spec, scale, out)
+            seconds["decode"] += time.perf_counter() - start
         return out

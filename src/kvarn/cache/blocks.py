@@ -1,8 +1,9 @@
 """The block pool: a free list, reference counts, and the unreferenced blocks that are kept for reuse.
 
 A block is in exactly one of three states: free, live (referenced), cached (unreferenced, but `keep` answered that its
-content may be wanted). Taking a block prefers a free one; then the least recently used cached block is evicted. All
-operations are O(1). Integers only.
+content may be wanted). Taking a block prefers a free one; then the least recently used cached block is evicted. A block
+with priority p is passed over p times, each time as if it had just been used; nothing is pinned. All operations are
+O(1), eviction amortized. Integers only.
 """
 
 from collections import OrderedDict
@@ -21,6 +22,7 @@ class BlockPool:
     ) -> None:
         self.n_blocks = n_blocks
         self.references = [0] * n_blocks
+        self._lives = [0] * n_blocks  # how often eviction still passes over a block's content
         self.n_evicted = 0
         self._keep = keep  # asked when the last reference goes: is the content worth keeping?
         self._evicted = evicted  # told when a cached block's content is given up
@@ -32,6 +34,11 @@ class BlockPool:
     @property
     def n_cached(self) -> int:
         return len(self._cached)
+
+    @property
+    def cached(self) -> list[int]:
+        """The first to be evicted stands first."""
+        return list(self._cached)
 
     @property
     def n_live(self) -> int:
@@ -48,6 +55,7 @@ class BlockPool:
             self._evict()
         block = self._free.pop()
         self.references[block] = 1
+        self._lives[block] = 0
         return block
 
     def share(self, block: int) -> None:
@@ -56,9 +64,10 @@ class BlockPool:
             del self._cached[block]
         self.references[block] += 1
 
-    def release(self, block: int) -> None:
+    def release(self, block: int, priority: int = 0) -> None:
         """One reference less; a block without any becomes the most recent cached one, or free."""
         self.references[block] -= 1
+        self._lives[block] = max(self._lives[block], priority)
         if self.references[block] == 0:
             if self._keep(block):
                 self._cached[block] = None
@@ -68,6 +77,10 @@ class BlockPool:
 
     def _evict(self) -> None:
         block, _ = self._cached.popitem(last=False)
+        while self._lives[block]:
+            self._lives[block] -= 1
+            self._cached[block] = None
+            block, _ = self._cached.popitem(last=False)
         self.n_evicted += 1
         self._free.append(block)
         self._evicted(block)

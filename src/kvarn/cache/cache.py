@@ -9,9 +9,7 @@ thread; prepare, write and attend belong to the one thread that runs the step.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -22,10 +20,13 @@ from kvarn.backends.base import Backend
 from kvarn.cache.codec import Floats
 from kvarn.cache.counters import Counters
 from kvarn.cache.layout import Strides
-from kvarn.cache.placement import Adoption, Placement, Reason, Residency, Stop
+from kvarn.cache.placement import Adoption, Placement, Residency
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import CacheConfig, Group, Plan, plan
+from kvarn.cache.prefix import common
+from kvarn.cache.sharing import NO_SHARING, match, parting
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.usage import GroupMap, PrefixCount, Query, Usage
 from kvarn.cache.view import Store, Table
 from kvarn.errors import (
     BadArray,
@@ -45,9 +46,6 @@ class Step(NamedTuple):
 
     seqs: tuple[int, ...]
     positions: NDArray[np.int32]  # [T]
-
-
-NO_SHARING = Adoption(0, Stop(Reason.NOT_SHARING, 0))
 
 
 def _ids(tokens: Sequence[int]) -> Sequence[int]:
@@ -72,23 +70,7 @@ class _Entry:
         self.row = row
         self.residencies = residencies
         self.prepared = 0  # tokens that a prepared step covers: what may be committed
-        self.asked: tuple[int, Adoption] | None = None  # prompt length and adoption, until something of it is computed
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """A snapshot. Blocks are summed over groups; prefix figures count tokens, misses count prompts."""
-
-    sequences: int
-    tokens: int
-    nbytes: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
-    blocks_evicted: int
-    prefix_queries: int
-    prefix_hits: int
-    prefix_misses: dict[Reason, int]
+        self.asked: Query | None = None  # what its prompt found, until something of it is computed
 
 
 class KVCache:
@@ -116,53 +98,53 @@ class KVCache:
         self._free_rows = list(reversed(range(config.max_seqs)))
         self._step: list[_Entry] = []  # the sequences of the prepared step
         self._new_tokens = 0  # its rows of q, k and v; 0 when it is over
-        self._queries = self._hits = 0
-        self._misses: Counter[Reason] = Counter()
+        self._prefixes = PrefixCount()
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
-    def open(self, seq: int, salt: bytes = b"") -> None:
-        """Only sequences of equal salt share prefixes."""
+    def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> None:
+        """Only sequences of equal salt share prefixes. Eviction passes over what this one leaves `priority` times."""
         with self._lock:
             self._check_openable(seq)
             if not isinstance(salt, bytes):
                 raise KvarnError(f"the salt is {salt!r}; it must be bytes")
-            residencies = tuple(p.open(seq, salt) for p in self.placements)
+            residencies = tuple(p.open(seq, salt, priority) for p in self.placements)
             self._entries[seq] = _Entry(self._free_rows.pop(), residencies)
 
-    def adopt(self, seq: int, tokens: Sequence[int]) -> Adoption:
-        """Reuse what every group still has of this prompt; at least its last token is left to compute."""
+    @property
+    def shares(self) -> bool:
+        """Whether a prompt can reuse what another sequence computed."""
+        return all(p.shares for p in self.placements)
+
+    def adopt(self, seq: int, tokens: Sequence[int], counted: bool = True) -> Adoption:
+        """Reuse what every group still has of this prompt; at least its last token is left to compute.
+
+        Not `counted`: a prompt that asked before and was preempted since, which is no second query."""
         with self._lock:
             entry, ids = self._entry(seq), _ids(tokens)
-            found = self._match(seq, ids) if all(p.shares for p in self.placements) else NO_SHARING
+            found = match(self.placements, seq, ids) if self.shares else NO_SHARING
             for placement in self.placements:
                 placement.adopt(seq, ids, found.reused)
-            entry.asked = (len(ids), found)
-            self._count(entry.asked, 1)
+            self._ask(entry, Query(len(ids), found), counted)
             return found
 
-    def _count(self, asked: tuple[int, Adoption], sign: int) -> None:
-        tokens, found = asked
-        self._queries += sign * tokens
-        self._hits += sign * found.reused
-        if found.stop.reason is not Reason.END:
-            self._misses[found.stop.reason] += sign
+    def resume(self, seq: int, had: Sequence[int], tokens: Sequence[int], counted: bool = True) -> Adoption:
+        """A sequence that was kept with the tokens `had` goes on as `tokens`: it returns to what both begin with, as
+        far as that is intact, and at least the last token is left to compute. Any strategy can do that."""
+        with self._lock:
+            entry, ids = self._entry(seq), _ids(tokens)
+            shared = common(had, ids[:-1])
+            reused = self.rewind(seq, shared)
+            found = Adoption(reused, parting(had, ids, shared, reused))
+            self._ask(entry, Query(len(ids), found), counted)
+            return found
 
-    def _match(self, seq: int, tokens: Sequence[int]) -> Adoption:
-        """What all groups can serve, and why not more: the stop of the group that limits it."""
-        most = limit = max(len(tokens) - 1, 0)
-        stop, settled, scarce = Stop(Reason.END, most), False, self.placements[0]
-        while not settled:  # a windowed group can have a hole that a shorter reuse of the others must respect
-            settled = True
-            for placement in self.placements:
-                found = placement.match(seq, tokens, limit)
-                if found.reused < limit:
-                    limit, stop, settled, scarce = found.reused, found.stop, False, placement
-        if limit < most and len(self.placements) > 1:
-            known = max(p.match(seq, tokens, most).stop.at for p in self.placements)
-            if known > stop.at:  # another group knows more: this one had it too, and has forgotten even that
-                stop = Stop(Reason.OUT_OF_WINDOW if scarce.spec.window is not None else Reason.EVICTED, known)
-        return Adoption(limit, stop)
+    def _ask(self, entry: _Entry, query: Query, counted: bool) -> None:
+        if entry.asked is not None:
+            self._prefixes.take_back(entry.asked)
+        entry.asked = query if counted else None
+        if counted:
+            self._prefixes.add(query)
 
     def reserve(self, seq: int, length: int) -> bool:
         """Room for `length` tokens in every group, or False and nothing changed. Raises if it can never fit."""
@@ -216,7 +198,7 @@ class KVCache:
             if entry is None:
                 return 0
             if entry.asked is not None:  # let go before anything was computed, as while it waits for room: no query
-                self._count(entry.asked, -1)
+                self._prefixes.take_back(entry.asked)
             self._free_rows.append(entry.row)  # the table may be in use: whoever gets the row next writes it anew
             return sum(p.free(seq) for p in self.placements)
 
@@ -281,15 +263,31 @@ class KVCache:
             return Usage(
                 sequences=len(self._entries),
                 tokens=sum(entry.residencies[0].length for entry in self._entries.values()),
+                tokens_resident=max(p.n_resident for p in self.placements),
                 nbytes=self.plan.nbytes,
                 blocks=self.plan.n_blocks,
                 blocks_used=sum(p.n_used for p in self.placements),
                 blocks_cached=sum(p.n_cached for p in self.placements),
                 blocks_evicted=sum(p.n_evicted for p in self.placements),
-                prefix_queries=self._queries,
-                prefix_hits=self._hits,
-                prefix_misses=dict(+self._misses),
+                prefix_queries=self._prefixes.queries,
+                prefix_hits=self._prefixes.hits,
+                prefix_misses=dict(+self._prefixes.misses),
             )
+
+    def map(self) -> list[GroupMap]:
+        """Which block holds what, group by group, at one moment."""
+        with self._lock:
+            pairs = zip(self.plan.groups, self.placements, strict=True)
+            return [
+                GroupMap(
+                    group.layers,
+                    group.geometry.block_size,
+                    group.geometry.n_blocks,
+                    placement.cached_blocks,
+                    {seq: placement.blocks(seq) for seq in self._entries},
+                )
+                for group, placement in pairs
+            ]
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

@@ -1,6 +1,6 @@
-"""Counters of bytes moved and kernels called. They are incremented where the bytes move, nowhere else."""
+"""Counters of bytes moved, kernels called and their time. They are incremented where the bytes move, nowhere else."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 
@@ -10,3 +10,4 @@ class Counters:
     read: int = 0  # out of cells, by the attention kernels
     copied: int = 0  # from cells to cells: copy-on-write, and a fork of what cannot be shared
     calls: Counter[str] = field(default_factory=Counter)  # by kernel
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by kernel

@@ -24,10 +24,11 @@ class Reason(StrEnum):
     """Why reuse ended where it did."""
 
     END = "nothing left to reuse"  # all but the last token, which must be computed for its logits
+    NEW = "new from here on"  # all that was known is reused: the earlier text ended here
     NOTHING_SHARED = "nothing shared"
     DIFFERS = "differs"
     EVICTED = "evicted"
-    SHORT = "shorter than a block"
+    SHORT = "shorter than a block"  # the rest of what is shared was in an unfilled block that was not kept
     OUT_OF_WINDOW = "out of window"
     NOT_SHARING = "strategy does not share"
 
@@ -36,7 +37,9 @@ class Stop(NamedTuple):
     reason: Reason
     at: int  # tokens of the prompt known to be shared with something seen before, reusable or not
     ours: int | None = None  # DIFFERS: our token at `at`
-    theirs: int | None = None  # DIFFERS: the token the nearest earlier text has there
+    theirs: int | None = None  # DIFFERS: the token the nearest earlier text (of the same salt) has there
+    onward: tuple[int, ...] = ()  # DIFFERS: that text from there on, a few tokens
+    when: float | None = None  # EVICTED, OUT_OF_WINDOW: when the content was given up, in seconds since the epoch
 
 
 class Adoption(NamedTuple):
@@ -158,12 +161,28 @@ class Placement(ABC, Generic[R]):
         """Cached blocks given up so far."""
         return 0
 
+    @property
+    def cached_blocks(self) -> list[tuple[int, int]]:
+        """Those blocks and how many tokens are in each; the first to go stands first."""
+        return []
+
+    @property
+    def n_resident(self) -> int:
+        """Tokens whose keys and values are in place, each counted once however many sequences share it."""
+        filled: dict[int, int] = dict(self.cached_blocks)
+        for r in self.sequences.values():
+            for block, first in zip(r.blocks, r.firsts, strict=True):
+                filled[block] = max(filled.get(block, 0), min(r.length - first, self.block_size))
+        return sum(filled.values())
+
     # -- verbs ---------------------------------------------------------------------------------------------------
 
-    def open(self, seq: int, salt: bytes = b"") -> R:
+    def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> R:
+        """Only sequences of equal salt share. What a sequence leaves behind is passed over `priority` times when the
+        least recently used content has to go."""
         if seq in self.sequences:
             raise SequenceExists(f"sequence {seq} is already open: free it first, or use another id")
-        self.sequences[seq] = opened = self._new(salt)
+        self.sequences[seq] = opened = self._new(salt, priority)
         return opened
 
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
@@ -327,7 +346,7 @@ class Placement(ABC, Generic[R]):
     # -- what a member defines -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _new(self, salt: bytes) -> R: ...
+    def _new(self, salt: bytes, priority: int) -> R: ...
 
     def _take(self, r: R, tokens: Sequence[int], reused: int) -> None:
         raise NotImplementedError  # only where match() can answer more than 0

@@ -2,16 +2,18 @@
 
 A node is one block's worth of tokens after its parent's. It is found by a chained hash (parent's hash, tokens) and
 believed only after its tokens and its parent compared equal, so a collision costs a miss and never a wrong answer.
-Nodes outlive their blocks for a while: that is how a miss can say "evicted" or "differs at token i" instead of
+What follows a node can also match in part: the first tokens of a block, filled or not, of a live sequence or a finished
+one. Nodes outlive their blocks for a while: that is how a miss can say "evicted" or "differs at token i" instead of
 shrugging. Non-goals: reference counts and the order of eviction (blocks.py).
 """
 
+import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from struct import pack
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvarn.cache.placement import Reason
 from kvarn.errors import BrokenInvariant
@@ -29,10 +31,15 @@ class Growing(Protocol):
     """A live sequence, seen from the node behind which it grows."""
 
     tail: list[int]
+    writable: int
+
+    @property
+    def tail_block(self) -> int | None:
+        """The block that holds the tail."""
 
 
 class Node:
-    __slots__ = ("block", "children", "depth", "growing", "hash", "parent", "tokens", "why")
+    __slots__ = ("block", "children", "depth", "growing", "hash", "parent", "tokens", "when", "why")
 
     def __init__(self, parent: "Node | None", tokens: Tokens, digest: bytes) -> None:
         self.parent = parent
@@ -41,6 +48,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1  # blocks from the root to here
         self.block: int | None = None  # the physical block, while resident
         self.why = Reason.EVICTED  # why it is not resident, or what it would mean if it were evicted now
+        self.when: float | None = None  # when it ceased to be resident
         self.children: list[Node] = []  # ascending by tokens
         self.growing: dict[Growing, None] = {}  # in order of arrival, so that answers repeat
 
@@ -53,10 +61,29 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return min(len(a), len(b))
 
 
+class Near(NamedTuple):
+    """Tokens that followed a node before, and how many of them ours begin with."""
+
+    n: int
+    tokens: Sequence[int]
+    block: int | None  # where they are, while resident
+    node: Node | None  # None: a live sequence's unfilled block
+
+
+NOTHING = Near(0, (), None, None)
+
+
 class PrefixTree:
-    def __init__(self, block_size: int, max_forgotten: int, digest: ChainHash = chain_hash) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        max_forgotten: int,
+        digest: ChainHash = chain_hash,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.block_size = block_size
         self._digest = digest
+        self._clock = clock
         self._max_forgotten = max_forgotten  # nodes kept without a block, to explain misses with
         self._roots: dict[bytes, Node] = {}
         self._index: dict[bytes, Node] = {}
@@ -90,15 +117,29 @@ class PrefixTree:
             yield child
             node = child
 
-    def nearest(self, parent: Node, tokens: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """(n, theirs): of all that ever followed `parent`, theirs shares the most tokens, n, with ours.
+    def nearest(self, parent: Node, tokens: Sequence[int]) -> Near:
+        """Of all that ever followed `parent`, resident or not, what shares the most tokens with ours.
 
         Among sorted tuples the longest common prefix is with a neighbour of the place where ours would stand."""
         ours = tuple(tokens[: self.block_size])
         place = self._place(parent, ours)
-        seen: list[Sequence[int]] = [node.tokens for node in parent.children[max(place - 1, 0) : place + 1]]
-        seen += [sequence.tail for sequence in parent.growing if sequence.tail]
-        return max(((common(ours, theirs), theirs) for theirs in seen), default=(0, ()), key=lambda found: found[0])
+        return self._best(ours, parent.children[max(place - 1, 0) : place + 1], parent.growing)
+
+    def partial(self, parent: Node, tokens: Sequence[int]) -> Near:
+        """Likewise of what is resident, less than a block of it. Away from our place children share less and less, so
+        the first one on each side will do."""
+        ours = tuple(tokens[: self.block_size - 1])
+        place = self._place(parent, ours)
+        children, found = parent.children, []
+        for side in (range(place - 1, -1, -1), range(place, len(children))):
+            found += [next((children[i] for i in side if children[i].block is not None), parent)]
+        return self._best(ours, [child for child in found if child is not parent], parent.growing)
+
+    @staticmethod
+    def _best(ours: Tokens, nodes: Iterable[Node], growing: Iterable[Growing]) -> Near:
+        near = [Near(common(ours, node.tokens), node.tokens, node.block, node) for node in nodes]
+        near += [Near(common(ours, each.tail), each.tail, each.tail_block, None) for each in growing if each.tail]
+        return max(near, default=NOTHING, key=lambda found: found.n)
 
     # -- growing -------------------------------------------------------------------------------------------------
 
@@ -112,6 +153,7 @@ class PrefixTree:
             self._forgotten.pop(node, None)
             node.block = block
             node.why = Reason.EVICTED
+            node.when = None
             self._of_block[block] = node
         return node
 
@@ -121,16 +163,30 @@ class PrefixTree:
         if old.block is None:
             self._prune(old)
 
-    def end(self, sequence: Growing, node: Node) -> None:
-        """The sequence is gone; what it had of an unfilled block is remembered, to explain a later miss."""
+    def end(self, sequence: Growing, node: Node, block: int | None) -> None:
+        """The sequence is gone. What it had of an unfilled block stays known with `block`, which nobody else holds, or
+        without one is remembered, to explain a later miss."""
         node.growing.pop(sequence, None)
-        tail = tuple(sequence.tail)
-        place = self._place(node, tail)
-        if tail and common(node.children[place].tokens if place < len(node.children) else (), tail) < len(tail):
-            short = self._link(node, tail)
+        if sequence.tail:
+            self._remember(node, tuple(sequence.tail), block)
+        self._prune(node)
+
+    def _remember(self, parent: Node, tail: Tokens, block: int | None) -> None:
+        place = self._place(parent, tail)
+        longer = parent.children[place] if place < len(parent.children) else None
+        if longer is not None and common(longer.tokens, tail) == len(tail):
+            if longer.block is not None or block is None:
+                return  # what is known already says as much
+            short = longer if longer.tokens == tail else self._link(parent, tail)
+        else:
+            short = self._link(parent, tail)
+        if block is None:
             short.why = Reason.SHORT
             self._forget(short)
-        self._prune(node)
+        else:
+            self._forgotten.pop(short, None)
+            short.block, short.why, short.when = block, Reason.EVICTED, None
+            self._of_block[block] = short
 
     # -- forgetting ----------------------------------------------------------------------------------------------
 
@@ -138,6 +194,7 @@ class PrefixTree:
         """The block's content is given up; the node stays a while to say why."""
         node = self._of_block.pop(block)
         node.block = None
+        node.when = self._clock()
         self._forget(node)
 
     def _forget(self, node: Node) -> None:

@@ -5,16 +5,19 @@ Ctrl-C stops the answer and not the program; Ctrl-D or /exit ends it.
 
 import argparse
 import sys
+from functools import partial
 
 from kvarn.cli import flags
 from kvarn.cli.run import summary
 from kvarn.errors import KvarnError
+from kvarn.explain import explain, in_words
 from kvarn.llm import LLM
 from kvarn.request import SamplingParams
 
+CONVERSATION = "chat"  # there is one
 HELP = """/help     this text
 /clear    forget the conversation
-/stats    what the last answer reused and cost
+/stats    what the last answer reused, why not more, and what it cost
 /exit     leave (or Ctrl-D)"""
 
 
@@ -29,8 +32,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         raise KvarnError("a conversation has no JSON form: use `kvarn run --chat --json`")
     params = flags.sampling_params(args)
-    # Turns share prefixes, and only pages can; the user's choice stands where there is one.
-    llm = flags.load(args, cache="paged" if args.cache == "auto" else args.cache)
+    llm = flags.load(args)
     llm.template  # noqa: B018 - a model without a template is refused before the first question
     Conversation(llm, params, args.system).loop()
 
@@ -66,6 +68,7 @@ class Conversation:
             print(HELP)
         elif line == "/clear":
             self.messages = list(self.start)
+            self.llm.engine.forget(CONVERSATION)
         elif line == "/stats":
             print(self.last)
         else:
@@ -74,7 +77,7 @@ class Conversation:
     def turn(self, line: str) -> None:
         self.messages.append({"role": "user", "content": line})
         try:
-            job = self.llm.start(self.llm.render(self.messages), self.params)
+            job = self.llm.start(self.llm.render(self.messages), self.params, conversation=CONVERSATION)
         except KvarnError as error:
             self.messages.pop()
             print(f"{error} (/clear forgets the conversation)")
@@ -85,5 +88,6 @@ class Conversation:
         except KeyboardInterrupt:
             self.llm.engine.cancel(job.request)
         print()
-        self.last = summary(job, self.llm.engine.stats)
+        spell = partial(self.llm.tokenizer.decode, special=True)
+        self.last = f"{in_words(explain(job.request), spell)}\n{summary(job, self.llm.engine.stats)}"
         self.messages.append({"role": "assistant", "content": job.output().text})

@@ -82,12 +82,12 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     )
 
 
-def load(args: argparse.Namespace, cache: str | None = None) -> LLM:
+def load(args: argparse.Namespace) -> LLM:
     """The model that the flags describe, with a line of progress where somebody watches."""
     with progress.Line() as line:
         return LLM(
             args.model,
-            cache=cache or args.cache,
+            cache=args.cache,
             cache_type=args.cache_type,
             cache_layout=args.cache_layout,
             cache_bytes=args.cache_bytes,

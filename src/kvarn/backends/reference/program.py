@@ -23,6 +23,10 @@ class ReferenceProgram:
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in self._weights.values())
 
+    @property
+    def workspace(self) -> int:
+        return 0  # arrays are made anew in every step
+
     def run(
         self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
     ) -> Floats:

@@ -1,8 +1,9 @@
 """Paged: blocks from a pool, one at a time; equal prefixes share them.
 
-Full blocks are known by content (prefix.py) and never change: a sequence that must write into one, or into a block
-that a fork shares, gets a copy first. Under a window, blocks that no query can see any more go back to the pool at
-commit, where they stay reusable until their place is needed.
+Blocks that are known by content (prefix.py) never change: a sequence that must write into one, or into a block that
+somebody shares, gets a copy first. That is also how a block that matches only in part is reused: it is shared, and
+copied up to there when the sequence goes on. Under a window, blocks that no query can see any more go back to the pool
+at commit, where they stay reusable until their place is needed.
 """
 
 from bisect import bisect_left
@@ -14,14 +15,21 @@ from kvarn.cache.prefix import ChainHash, Node, PrefixTree, chain_hash
 from kvarn.cache.spec import ceil_div
 from kvarn.errors import BrokenInvariant, OutOfBlocks
 
+WORDS = 8  # tokens of an earlier text that are quoted where ours differs from it
+
 
 class PagedResidency(Residency):
-    __slots__ = ("node", "tail")
+    __slots__ = ("node", "priority", "tail")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, priority: int = 0) -> None:
         super().__init__()
         self.node = node  # the last full block, or the root
+        self.priority = priority
         self.tail: list[int] = []  # committed tokens behind it
+
+    @property
+    def tail_block(self) -> int | None:
+        return self.blocks[self.index(self.node.depth)] if self.tail else None
 
 
 class Paged(Placement[PagedResidency]):
@@ -48,6 +56,11 @@ class Paged(Placement[PagedResidency]):
     def n_evicted(self) -> int:
         return self.pool.n_evicted
 
+    @property
+    def cached_blocks(self) -> list[tuple[int, int]]:
+        nodes = ((block, self.tree.node_of(block)) for block in self.pool.cached)
+        return [(block, len(node.tokens)) for block, node in nodes if node is not None]
+
     # -- sharing -------------------------------------------------------------------------------------------------
 
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
@@ -56,9 +69,13 @@ class Paged(Placement[PagedResidency]):
         known = len(path) * self.block_size
         reused = self._resident(path, min(known, limit))
         if reused < min(known, limit):
-            return Adoption(reused, Stop(path[reused // self.block_size].why, known))
+            lost = path[reused // self.block_size]
+            return Adoption(reused, Stop(lost.why, known, when=lost.when))
+        node = path[-1] if path else root
         if known < limit:
-            return Adoption(reused, self._stop(path[-1] if path else root, tokens, known))
+            reused += self.tree.partial(node, tokens[known:limit]).n  # a copy is cheaper from the first token on
+        if reused < limit:
+            return Adoption(reused, self._stop(node, tokens, known, reused))
         return Adoption(reused, Stop(Reason.END, reused))
 
     def _resident(self, path: list[Node], length: int) -> int:
@@ -76,27 +93,41 @@ class Paged(Placement[PagedResidency]):
             logical -= 1
         return length
 
-    def _stop(self, node: Node, tokens: Sequence[int], known: int) -> Stop:
-        """Why the tree knows no more than `known` tokens."""
+    def _stop(self, node: Node, tokens: Sequence[int], known: int, reused: int) -> Stop:
+        """Why no more than `reused` tokens: `known` of them in full blocks, and what follows those."""
         ours = tokens[known:]
-        n, theirs = self.tree.nearest(node, ours)
-        if n == 0 and (known == 0 or not theirs):
-            return Stop(Reason.NOTHING_SHARED, known)
-        if n == min(len(ours), len(theirs)):
-            return Stop(Reason.SHORT, known + n)
-        return Stop(Reason.DIFFERS, known + n, ours[n], theirs[n])
+        n, theirs, _, near = self.tree.nearest(node, ours)
+        at = known + n
+        if near is not None and reused < at:
+            return Stop(near.why, at, when=near.when)
+        if n < min(len(ours), len(theirs)) and at:
+            return Stop(Reason.DIFFERS, at, ours[n], theirs[n], self._onward(near, tuple(theirs[n:])))
+        return Stop(Reason.NEW if at else Reason.NOTHING_SHARED, at)
+
+    @staticmethod
+    def _onward(node: Node | None, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """A few tokens of an earlier text, into the next block if there is one."""
+        if node is not None and len(tokens) < WORDS and node.children:
+            tokens += node.children[0].tokens
+        return tokens[:WORDS]
 
     def _take(self, r: PagedResidency, tokens: Sequence[int], reused: int) -> None:
         size = self.block_size
         path = list(self.tree.walk(r.node, tokens[: ceil_div(reused, size) * size]))
+        blocks = [node.block for node in path]
+        if reused > len(path) * size:
+            last = path[-1] if path else r.node
+            blocks.append(self.tree.partial(last, tokens[len(path) * size : reused]).block)
+            for other in last.growing:
+                other.writable = 0  # the block may be its own unfilled one, which is shared now
         lowest = max(self.spec.floor(reused) // size, 0)
         pinned = range(min(self.geometry.pinned_blocks, lowest))
-        for logical in (*pinned, *range(lowest, len(path))):
-            node = path[logical]
-            assert node.block is not None
-            self._share(node.block)
+        for logical in (*pinned, *range(lowest, len(blocks))):
+            block = blocks[logical]
+            assert block is not None
+            self._share(block)
             r.end = logical
-            r.append(node.block, size)
+            r.append(block, size)
         r.end = ceil_div(reused, size)
         full = reused // size
         self._move(r, path[full - 1] if full else r.node, list(tokens[full * size : reused]))
@@ -197,7 +228,7 @@ class Paged(Placement[PagedResidency]):
         self._move(r, node, tail[: length - node.depth * size])
 
     def _forked(self, source: PagedResidency) -> PagedResidency:
-        child = PagedResidency(source.node)
+        child = PagedResidency(source.node, source.priority)
         child.tail = list(source.tail)
         child.length = child.reserved = source.length
         for block, first in zip(source.blocks, source.firsts, strict=True):
@@ -210,19 +241,21 @@ class Paged(Placement[PagedResidency]):
         source.writable = 0
         return child
 
-    def _new(self, salt: bytes) -> PagedResidency:
-        r = PagedResidency(self.tree.root(salt))
+    def _new(self, salt: bytes, priority: int) -> PagedResidency:
+        r = PagedResidency(self.tree.root(salt), priority)
         r.node.growing[r] = None
         return r
 
     def _released(self, r: PagedResidency) -> None:
-        self._give_back(r.blocks)
-        self.tree.end(r, r.node)
+        tail = r.tail_block
+        mine = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
+        self.tree.end(r, r.node, tail if mine else None)
+        self._give_back(r.blocks, r.priority)
 
-    def _give_back(self, blocks: list[int]) -> None:
+    def _give_back(self, blocks: list[int], priority: int = 0) -> None:
         """Last block first, so that a sequence's tail is evicted before its head."""
         for block in reversed(blocks):
-            self.pool.release(block)
+            self.pool.release(block, priority)
 
     def _check_pool(self) -> None:
         self.pool.check()

@@ -39,7 +39,7 @@ class Region(Placement[RegionResidency]):
     def can_fork(self, parent: int) -> bool:
         return self.residency(parent).base is None or bool(self._free)
 
-    def _new(self, salt: bytes) -> RegionResidency:
+    def _new(self, salt: bytes, priority: int) -> RegionResidency:
         return RegionResidency(self.run)
 
     def _shortfall(self, r: RegionResidency, length: int) -> int:

@@ -1,0 +1,79 @@
+"""`kvarn explain`: what a server's request reused, what it recomputed, and why."""
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from kvarn.errors import KvarnError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", nargs="?", metavar="ID", help="of an answer (default: this key's last request)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get("KVARN_API_KEY"), help="the key that made the request")
+    parser.add_argument("--json", action="store_true", help="print what the server says as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    told = fetch(args)
+    if args.json:
+        print(json.dumps(told, indent=2, ensure_ascii=False))
+        return
+    print(f"{told['id']}, {time.strftime('%H:%M:%S', time.localtime(told['created']))}, {told['model']}")
+    for prompt in told.get("prompts", [told]):
+        show(prompt)
+
+
+def fetch(args: argparse.Namespace) -> dict[str, Any]:
+    path = f"/kvarn/requests/{quote(args.id, safe='')}" if args.id else "/kvarn/requests"
+    base = args.url.rstrip("/").removesuffix("/v1")
+    if not base.startswith(("http://", "https://")):
+        raise KvarnError(f"--url {args.url}: give it as http://HOST:PORT")
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    try:
+        with urlopen(Request(base + path, headers=headers), timeout=30) as response:
+            told: dict[str, Any] = json.load(response)
+    except HTTPError as error:
+        raise KvarnError(message_of(error)) from None
+    except (URLError, OSError, ValueError) as error:
+        raise KvarnError(f"{base} does not answer: {getattr(error, 'reason', error)}") from None
+    if args.id:
+        return told
+    if not told.get("data"):
+        raise KvarnError("this key has made no request yet")
+    last: dict[str, Any] = told["data"][0]
+    return last
+
+
+def message_of(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers {error.code} {error.reason}"
+
+
+def show(told: dict[str, Any]) -> None:
+    prompt, reused, computed = (told[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
+    stop, again = told["stop"], told["recomputed_after_preemption"]
+    rows = [
+        ("prompt", f"{prompt} tokens"),
+        ("reused", f"{reused} tokens ({100 * reused / prompt:.0f} %)"),
+        ("computed", f"{computed} tokens in {told['recompute_ms']:.1f} ms"),
+        ("because", told["summary"].split(": ", 1)[1].split(": after ")[0].split("; preempted")[0]),
+    ]
+    if "ours" in stop and "theirs" in stop:
+        rows += [("after", repr(stop["before"]))]
+        for name, who in (("it went on", "theirs"), ("and now", "ours")):
+            rows += [(name, f"{stop[who]['onward']!r} (token {stop[who]['token']})")]
+    if told["preemptions"]:
+        rows += [("preempted", f"{told['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
+    times = [(name, told[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
+    times += [("whole answer", told["total_ms"])]
+    rows += [("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in times if ms is not None))]
+    for name, value in rows:
+        print(f"  {name:<10} {value}")

@@ -1,0 +1,82 @@
+"""`kvarn serve`: one model behind OpenAI's protocol, with metrics and explanations."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from kvarn.cli import flags
+from kvarn.cli.text import human_bytes
+from kvarn.errors import KvarnError
+from kvarn.llm import LLM
+from kvarn.metrics import Prometheus
+from kvarn.server.access import Access
+from kvarn.server.app import Limits, Service
+from kvarn.server.serving import address_of, listen, serve
+from kvarn.server.worker import Worker
+
+KEYS = "KVARN_API_KEY"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--api-key", action="append", default=[], help=f"callers must give it (repeatable; or {KEYS})")
+    parser.add_argument("--share-prefixes", action="store_true", help="share cached prefixes between API keys")
+    parser.add_argument("--alias", help="the model's name in requests (default: as given with -m)")
+    parser.add_argument("--queue", type=int, default=256, help="requests that may wait; more get 429 (%(default)s)")
+    parser.add_argument("--chunk", type=int, default=128, help="prompt tokens per step beside decodes (%(default)s)")
+    parser.add_argument("--drain-seconds", type=float, default=30, help="for answers at SIGTERM (%(default)s)")
+    parser.add_argument("--reader-seconds", type=float, default=60, help="a reader may take nothing (%(default)s)")
+    parser.add_argument("--metrics-prefix", default="kvarn", choices=("kvarn", "vllm"), help="(%(default)s)")
+    flags.add_model_flags(parser, max_seqs=8)
+    parser.set_defaults(cache="paged")
+
+
+def run(args: argparse.Namespace) -> None:
+    logging.basicConfig(format="kvarn: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is said by us, in one line
+    check(args)
+    keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
+    access = Access(keys, args.share_prefixes)
+    with listen(args.host, args.port) as listening:
+        llm = flags.load(args)
+        llm.engine.max_waiting = args.queue
+        llm.engine.scheduler.chunk_beside = args.chunk
+        name = args.alias or Path(args.model).name or args.model
+        metrics = Prometheus(llm.engine, name, args.metrics_prefix)
+        service = Service(llm, name, access, metrics, Worker(llm, metrics), Limits(args.reader_seconds))
+
+        def started() -> None:
+            print(summary(llm, name, address_of(listening), len(keys)), file=sys.stderr, flush=True)
+
+        serve(service, listening, args.drain_seconds, started)
+
+
+def check(args: argparse.Namespace) -> None:
+    if args.json:
+        raise KvarnError("a server has no JSON form: ask it at /kvarn/cache and /metrics")
+    for flag, least in (("queue", 1), ("chunk", 1), ("drain_seconds", 0), ("reader_seconds", 1)):
+        if not getattr(args, flag) >= least:
+            raise KvarnError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}; it must be at least {least}")
+    if args.batch_size <= args.parallel:
+        raise KvarnError(
+            f"{args.parallel} sequences would fill a step of {args.batch_size} tokens and prompts would wait for ever: "
+            "raise -b above -np"
+        )
+
+
+def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
+    plan, geometry = llm.cache.plan, llm.cache.plan.groups[0].geometry
+    held = geometry.n_blocks * geometry.block_size
+    kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {geometry.block_size}"
+    workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
+    rows = {
+        "model": f"{name} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
+        "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {held:,} tokens",
+        "serving": f"{plan.max_seqs} sequences at once, {geometry.context:,} tokens each at most",
+        "keys": f"{n_keys} API key{'s' * (n_keys > 1)}" if n_keys else "none: anybody who reaches this address may ask",
+        "address": f"{address}/v1",
+    }
+    return "\n".join(f"{key:<8} {value}" for key, value in rows.items())

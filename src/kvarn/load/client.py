@@ -1,0 +1,130 @@
+"""One streamed request over a connection of its own, with the time of every piece. HTTP/1.1 by h11 on asyncio."""
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import h11
+
+from kvarn.errors import KvarnError
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request. Times are seconds of time.perf_counter."""
+
+    start: float
+    pieces: list[float] = field(default_factory=list)  # when text arrived
+    end: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        return self.pieces[0] - self.start
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per output token behind the first."""
+        return (self.pieces[-1] - self.pieces[0]) / max(self.output_tokens - 1, 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
+
+
+class Target:
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self._url: SplitResult = urlsplit(url if "://" in url else f"http://{url}")
+        if self._url.scheme not in ("http", "https") or not self._url.hostname:
+            raise KvarnError(f"--url {url}: give it as http://HOST:PORT")
+        self._path = self._url.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Host": self._url.netloc, "Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    async def models(self) -> list[str]:
+        """Names that the server gives; an error in one line if it cannot be asked."""
+        status, text = 0, b""
+        async for kind, data in self._exchange("GET", "/v1/models", b""):
+            status, text = (int(data), text) if kind == "status" else (status, text + data)
+        try:
+            return [str(model["id"]) for model in json.loads(text)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise KvarnError(f"{self._url.geturl()}: /v1/models answers {status}, not a list of models") from None
+
+    async def ask(self, body: dict[str, Any]) -> Outcome:
+        outcome = Outcome(time.perf_counter())
+        status, rest = 0, b""
+        try:
+            async for kind, data in self._exchange("POST", "/v1/completions", json.dumps(body).encode()):
+                if kind == "status":
+                    status = int(data)
+                    continue
+                rest += data
+                if status == 200:
+                    *lines, rest = rest.split(b"\n")
+                    for line in lines:
+                        _take(outcome, line, time.perf_counter())
+        except KvarnError as error:
+            outcome.error = str(error)
+        outcome.end = time.perf_counter()
+        if status not in (0, 200):
+            outcome.error = f"status {status}"
+        elif outcome.error is None and not outcome.pieces:
+            outcome.error = "no text"
+        return outcome
+
+    async def _exchange(self, method: str, path: str, body: bytes) -> AsyncIterator[tuple[str, bytes]]:
+        """("status", digits), then ("data", bytes) as they arrive."""
+        secure = ssl.create_default_context() if self._url.scheme == "https" else None
+        port = self._url.port or (443 if secure else 80)
+        try:
+            reader, writer = await asyncio.open_connection(self._url.hostname, port, ssl=secure)
+        except OSError as error:
+            raise KvarnError(f"{self._url.geturl()} does not answer: {error.strerror or error}") from None
+        try:
+            connection = h11.Connection(h11.CLIENT)
+            headers = [*self._headers.items(), ("Content-Length", str(len(body)))]
+            request = h11.Request(method=method, target=self._path + path, headers=headers)
+            sent = (request, h11.Data(data=body), h11.EndOfMessage())
+            writer.write(b"".join(part for event in sent if (part := connection.send(event))))
+            await writer.drain()
+            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await reader.read(65536))
+                elif isinstance(event, h11.Response):
+                    yield "status", str(event.status_code).encode()
+                elif isinstance(event, h11.Data):
+                    yield "data", bytes(event.data)
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise KvarnError(f"the connection broke: {error}") from None
+        finally:
+            writer.close()
+
+
+def _take(outcome: Outcome, line: bytes, now: float) -> None:
+    """One line of the stream."""
+    if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
+        return
+    try:
+        event = json.loads(line[6:])
+    except ValueError:
+        outcome.error = "an event that is not JSON"
+        return
+    if "error" in event:
+        outcome.error = str(event["error"].get("message", "an error"))[:200]
+    if any(choice.get("text") or choice.get("finish_reason") for choice in event.get("choices", ())):
+        outcome.pieces.append(now)
+        outcome.output_tokens += not event.get("usage")  # unless the server counts: one token per piece
+    if usage := event.get("usage"):
+        outcome.prompt_tokens = usage.get("prompt_tokens") or 0
+        outcome.output_tokens = usage.get("completion_tokens") or 0
+        outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

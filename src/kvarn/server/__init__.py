@@ -1,0 +1,1 @@
+"""The server: OpenAI's protocol over one engine, which runs on a thread of its own."""

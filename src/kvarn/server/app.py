@@ -1,0 +1,242 @@
+"""The endpoints. Each takes a request apart, asks the engine's thread or the cache, and shapes the answer."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvarn.llm import LLM
+from kvarn.metrics import CONTENT_TYPE, Prometheus
+from kvarn.request import SamplingParams
+from kvarn.server import protocol
+from kvarn.server.access import Access, Caller
+from kvarn.server.call import Answer, Conversing, fault
+from kvarn.server.openapi import document
+from kvarn.server.prompts import Prompts
+from kvarn.server.protocol import Call
+from kvarn.server.records import Records
+from kvarn.server.refusal import Refusal
+from kvarn.server.reply import Reply
+from kvarn.server.residency import residency
+from kvarn.server.worker import Order, Worker
+
+log = logging.getLogger("kvarn")
+
+MOST_BYTES = 8 << 20  # of a body
+LARGE = 1 << 16
+BODY_SECONDS = 30.0  # to send one
+COMPLETION_TOKENS = 16  # OpenAI's default; a chat may fill the context
+Endpoint = Callable[[Request], Awaitable[Response]]
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    reader_seconds: float = 60.0  # that a reader may take nothing while its answer waits
+
+
+class Service:
+    def __init__(
+        self, llm: LLM, name: str, access: Access, metrics: Prometheus, worker: Worker, limits: Limits | None = None
+    ) -> None:
+        self.llm = llm
+        self.name = name
+        self.worker = worker
+        self.draining = False
+        self._access = access
+        self._metrics = metrics
+        self._limits = limits or Limits()
+        self._records = Records()
+        self._prompts = Prompts(llm)
+        self._openapi = document()
+
+    def app(self) -> Starlette:
+        get: dict[str, Endpoint] = {
+            "/v1/models": self.models,
+            "/v1/models/{id:path}": self.model,
+            "/health": self.health,
+            "/ready": self.ready,
+            "/metrics": self.metrics,
+            "/openapi.json": self.openapi,
+            "/kvarn/cache": self.cache,
+            "/kvarn/requests": self.requests,
+            "/kvarn/requests/{id}": self.request,
+        }
+        post: dict[str, Endpoint] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.completions,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        routes = [Route(path, _guarded(endpoint), methods=["GET"]) for path, endpoint in get.items()]
+        routes += [Route(path, _guarded(endpoint), methods=["POST"]) for path, endpoint in post.items()]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+
+    # -- text ----------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        caller = self._caller(request)
+        return await self._generate(caller, await _parsed(request, protocol.chat_call))
+
+    async def completions(self, request: Request) -> Response:
+        caller = self._caller(request)
+        return await self._generate(caller, await _parsed(request, protocol.completion_call))
+
+    async def _generate(self, caller: Caller, call: Call) -> Response:
+        self._check_model(call.model)
+        if self.draining:
+            raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
+        orders = await asyncio.to_thread(self._orders, caller, call)
+        reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes)
+        conversing = Conversing(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
+        try:
+            await conversing.start(orders)
+        except Exception as error:  # noqa: BLE001 (told to the caller)
+            raise fault(error, self._retry_after()) from None
+        return Answer(conversing, call.stream, self._limits.reader_seconds)
+
+    def _orders(self, caller: Caller, call: Call) -> list[Order]:
+        salt = caller.salted(call.cache_salt)
+        prompts = [self._prompts.chat(call.messages)] if call.chat else [self._prompts.plain(p) for p in call.prompts]
+        return [self._order(prompt, call, salt) for prompt in prompts]
+
+    def _order(self, prompt: list[int], call: Call, salt: bytes) -> Order:
+        room = self.llm.cache.longest + 1 - len(prompt)  # the last token needs no place
+        wanted = call.max_tokens
+        if wanted is None:
+            wanted = room if call.chat else min(COMPLETION_TOKENS, room)
+        elif 0 < room < wanted:
+            raise Refusal(
+                400,
+                f"the prompt has {len(prompt)} tokens and max_tokens is {wanted}: together more than the "
+                f"{self.llm.cache.longest + 1} that fit; lower max_tokens to {room} or leave it out",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+        params = SamplingParams(max_tokens=max(wanted, 1), **call.settings)
+        return Order(prompt, params, salt, call.cache_priority, call.stream)
+
+    async def tokenize(self, request: Request) -> Response:
+        self._caller(request)
+        body = await _parsed(request, protocol.tokenize_call)
+        self._check_model(body.get("model"))
+        tokens = await asyncio.to_thread(self._prompts.tokenize, body)
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
+
+    async def detokenize(self, request: Request) -> Response:
+        self._caller(request)
+        body = await _parsed(request, protocol.detokenize_call)
+        self._check_model(body.get("model"))
+        tokens = [int(token) for token in body["tokens"]]
+        return JSONResponse({"prompt": await asyncio.to_thread(self._prompts.text, tokens)})
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        self._caller(request)
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self._caller(request)
+        self._check_model(request.path_params["id"])
+        return JSONResponse(self._model())
+
+    async def health(self, request: Request) -> Response:
+        if not self.worker.alive:
+            raise Refusal(503, "the engine has failed: restart the server")
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        if self.draining or not self.worker.alive:
+            raise Refusal(503, "the server is stopping" if self.draining else "the engine has failed")
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(self._openapi)
+
+    async def cache(self, request: Request) -> Response:
+        self._caller(request)
+        return JSONResponse(residency(self.llm.cache))
+
+    async def requests(self, request: Request) -> Response:
+        caller = self._caller(request)
+        return JSONResponse({"object": "list", "data": self._records.recent(caller.owner)})
+
+    async def request(self, request: Request) -> Response:
+        caller, id = self._caller(request), request.path_params["id"]
+        told = self._records.get(id, caller.owner)
+        if told is None:
+            raise Refusal(404, "this key made no such request, or it is too long ago", "id")
+        return JSONResponse(told)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _caller(self, request: Request) -> Caller:
+        return self._access.caller(request.headers.get("authorization"))
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise Refusal(404, f"this server has the model {self.name}, no other", "model", "model_not_found")
+
+    def _model(self) -> dict[str, Any]:
+        context = self.llm.cache.longest
+        return {"id": self.name, "object": "model", "created": 0, "owned_by": "kvarn", "max_model_len": context}
+
+    def _retry_after(self) -> int:
+        """Seconds until the queue has moved, by how long requests took so far."""
+        engine = self.worker.engine
+        stats, waiting = engine.stats, len(engine.scheduler.waiting)
+        each = stats.request_seconds / max(stats.finished, 1)
+        return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
+
+
+async def _parsed(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+    """A large body is taken apart on another thread, so that others are answered meanwhile."""
+    raw = await _body(request)
+    return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body, bounded in size and in time."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise Refusal(413, f"the body has more than {MOST_BYTES} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    return b"".join(parts)
+
+
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    """Whatever goes wrong is one line in OpenAI's shape."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:  # noqa: BLE001 (told to the caller)
+            return fault(error).response()
+
+    return guarded
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: "there is nothing here", 405: "this address takes another method"}.get(error.status_code, error.detail)
+    return Refusal(error.status_code, f"{request.method} {request.url.path[:200]}: {what}").response()

@@ -1,0 +1,179 @@
+"""The life of one call for text: orders to the engine, updates back, an answer, whole or in a stream.
+
+However it ends (answered, refused, the caller gone or not reading), nothing of it stays: orders are cancelled, which
+frees their room in the cache before the next step.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from kvarn.errors import KvarnError, QueueFull
+from kvarn.explain import Explanation, to_json
+from kvarn.llm import TokenLogprob
+from kvarn.server.access import Caller
+from kvarn.server.inbox import Answered, Ended, Inbox
+from kvarn.server.protocol import Call
+from kvarn.server.records import Records
+from kvarn.server.refusal import Refusal
+from kvarn.server.reply import Reply, usage_of
+from kvarn.server.worker import Order, Worker
+from kvarn.text.tokenizer import Tokenizer
+
+log = logging.getLogger("kvarn")
+
+
+class Conversing:
+    """One call under way."""
+
+    def __init__(
+        self, worker: Worker, tokenizer: Tokenizer, reply: Reply, call: Call, caller: Caller, records: Records
+    ) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._reply = reply
+        self._call = call
+        self._caller = caller
+        self._records = records
+        self._ended: dict[int, Explanation] = {}
+        self._n_tokens = 0
+
+    async def start(self, orders: Sequence[Order]) -> None:
+        """All orders are queued, or all are taken back and the refusal is raised."""
+        self._inbox = Inbox(len(orders))
+        self._tickets = [self._worker.submit(order, self._inbox, i) for i, order in enumerate(orders)]
+        try:
+            await self._inbox.accepted()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        for ticket in self._tickets:
+            self._worker.cancel(ticket)
+
+    async def whole(self) -> dict[str, Any]:
+        choices = {}
+        async for index, answered in self._answers():
+            entries = self._entries(answered)
+            choices[index] = self._reply.choice(index, answered.text, entries, answered.finish_reason or "stop")
+        return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._told())
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """A chunk per piece. The explanation stands in the last one, that of the usage if it was asked for."""
+        opened: set[int] = set()
+        last: list[dict[str, Any]] = []  # a chunk that ends a choice and could be the last
+        async for index, answered in self._answers():
+            for held in last:
+                yield self._reply.chunk([held])
+            if self._call.chat and index not in opened:
+                yield self._reply.chunk([self._reply.opening(index)])
+            opened.add(index)
+            last = [self._reply.delta(index, answered.text, self._entries(answered), answered.finish_reason)]
+            if answered.finish_reason is None or self._call.include_usage:
+                yield self._reply.chunk(last)
+                last = []
+        yield self._reply.chunk(last, self._usage() if self._call.include_usage else None, self._told())
+
+    async def _answers(self) -> AsyncIterator[tuple[int, Answered]]:
+        """Updates with the index of their choice, until every order has ended."""
+        while len(self._ended) < len(self._tickets):
+            for which, update in await self._inbox.take():
+                if isinstance(update, Ended):
+                    if update.error is not None:
+                        raise update.error
+                    self._ended[which] = update.explanation
+                    self._n_tokens += update.n_tokens
+                else:
+                    yield which * self._call.n + update.sample, update
+
+    def _entries(self, answered: Answered) -> list[TokenLogprob] | None:
+        return None if self._call.settings["logprobs"] is None else answered.logprobs
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(list(self._ended.values()), self._n_tokens)
+
+    def _told(self) -> dict[str, Any]:
+        """The explanation, kept for whoever made the call."""
+        each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
+        head = {"id": self._reply.id, "created": self._reply.created, "model": self._reply.model}
+        told = {**head, **each[0]} if len(each) == 1 else {**head, "prompts": each}
+        self._records.add(self._reply.id, self._caller.owner, told)
+        return told
+
+    def _quotable(self, found: Explanation) -> Explanation:
+        return found if self._caller.quotes else replace(found, stop=found.stop._replace(theirs=None, onward=()))
+
+    def _spell(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, special=True)
+
+
+class Answer(Response):
+    """The response to a call: waits, streams, and watches whether the caller is still there."""
+
+    def __init__(self, conversing: Conversing, stream: bool, reader_seconds: float) -> None:
+        self._conversing = conversing
+        self._stream = stream
+        self._reader_seconds = reader_seconds
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = asyncio.ensure_future(self._events(send) if self._stream else self._once(scope, receive, send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            self._conversing.cancel()
+            for task in (answering, gone):
+                task.cancel()
+            await asyncio.gather(answering, gone, return_exceptions=True)
+
+    async def _once(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = JSONResponse(await self._conversing.whole())
+        except Exception as error:  # noqa: BLE001 (told to the caller)
+            response = fault(error).response()
+        await asyncio.wait_for(response(scope, receive, send), self._reader_seconds)
+
+    async def _events(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for chunk in self._conversing.chunks():
+                await self._event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+            await self._event(send, "[DONE]")
+        except TimeoutError:  # its buffers are full and it takes nothing: let go
+            log.warning("a reader took nothing for %g s: its request is cancelled", self._reader_seconds)
+            return
+        except Exception as error:  # noqa: BLE001 (told to the caller)
+            await self._event(send, json.dumps(fault(error).body()))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _event(self, send: Send, data: str) -> None:
+        message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+        await asyncio.wait_for(send(message), self._reader_seconds)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def fault(error: Exception, retry_after: int = 1) -> Refusal:
+    """What a caller is told of an error in the engine."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, QueueFull):
+        return Refusal(429, str(error), code="queue_full", retry_after=retry_after)
+    if isinstance(error, KvarnError):
+        return Refusal(400, str(error))
+    log.error("a request failed: %s: %s", type(error).__name__, error)
+    return Refusal(500, f"the request failed through a fault of the server ({type(error).__name__})")

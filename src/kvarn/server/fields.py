@@ -1,0 +1,123 @@
+"""The fields of the requests: what each may be. One table, which checks requests and makes the OpenAPI document.
+
+A field that is in no table, or in `NO_OPS` with another value than one that changes nothing, is refused by name.
+"""
+
+from typing import Any
+
+from kvarn.server.schema import Schema
+
+WORD: Schema = {"type": "string", "minLength": 1, "maxLength": 1024}
+TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+IDS: Schema = {"type": "array", "items": TOKEN, "minItems": 1}
+
+SHARED: dict[str, Schema] = {
+    "model": {"type": "string", "maxLength": 1024},
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 100, "default": 1},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"type": "integer", "minimum": -1, "maximum": 2**31 - 1, "description": "0 and -1 are off"},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "logit_bias": {
+        "type": "object",
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": 4096,
+        "description": "token id -> added to its logit",
+    },
+    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "n": {"type": "integer", "minimum": 1, "maximum": 128},
+    "stop": {"anyOf": [WORD, {"type": "array", "items": WORD, "maxItems": 16}]},
+    "stop_token_ids": {"type": "array", "items": TOKEN, "maxItems": 1024},
+    "ignore_eos": {"type": "boolean"},
+    "stream": {"type": "boolean"},
+    "stream_options": {
+        "type": "object",
+        "properties": {"include_usage": {"type": "boolean"}},
+        "additionalProperties": False,
+    },
+    "cache_salt": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 256,
+        "description": "share prefixes only with requests of the same key and the same salt",
+    },
+    "cache_priority": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 3,
+        "description": "how often eviction passes over what this request leaves in the cache",
+    },
+}
+
+PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]},
+        "name": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        **{key: {"type": "null"} for key in ("tool_calls", "function_call", "refusal", "audio", "annotations")},
+    },
+    "required": ["role", "content"],
+    "additionalProperties": False,
+}
+
+CHAT: dict[str, Schema] = {
+    "messages": {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 4096},
+    **SHARED,
+    "max_completion_tokens": SHARED["max_tokens"],
+    "logprobs": {"type": "boolean"},
+    "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+}
+
+COMPLETION: dict[str, Schema] = {
+    "prompt": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"anyOf": [{"type": "string"}, TOKEN, IDS]}, "minItems": 1, "maxItems": 2**17},
+        ]
+    },
+    **SHARED,
+    "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+}
+
+TOKENIZE: dict[str, Schema] = {
+    "prompt": {"type": "string"},
+    "content": {"type": "string", "description": "another name of prompt"},
+    "messages": CHAT["messages"],
+    "model": SHARED["model"],
+    "add_special_tokens": {"type": "boolean", "description": "a BOS token where the model has one (default: true)"},
+}
+DETOKENIZE: dict[str, Schema] = {
+    "tokens": {"type": "array", "items": TOKEN, "maxItems": 2**20},
+    "model": SHARED["model"],
+}
+
+NO_OPS: dict[str, list[Any]] = {  # fields of OpenAI's that are not implemented, and the values that ask for nothing
+    "best_of": [1],
+    "echo": [False],
+    "suffix": [""],
+    "response_format": [{"type": "text"}],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "parallel_tool_calls": [True, False],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "modalities": [["text"]],
+    "service_tier": ["auto", "default"],
+    "verbosity": ["medium"],
+    "reasoning_effort": ["none"],
+    "moderation": [],
+    "audio": [],
+    "prediction": [],
+    "web_search_options": [],
+}
+HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they change no answer

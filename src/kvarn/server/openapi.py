@@ -1,0 +1,80 @@
+"""The OpenAPI document, from the same tables that check requests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvarn import __version__
+from kvarn.server.fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
+from kvarn.server.schema import Schema, nullable
+
+Json = dict[str, Any]
+
+ERROR: Schema = {
+    "type": "object",
+    "properties": {"error": {"type": "object", "properties": {"message": {"type": "string"}}}},
+    "required": ["error"],
+}
+STATUSES = {
+    "400": "a field is wrong, or not implemented; the message names it",
+    "401": "no API key, or not one of this server's",
+    "404": "no such model, or no such request of this key",
+    "413": "the body is too large",
+    "429": "the queue is full: Retry-After says when to come again",
+    "503": "the server is stopping, or has failed",
+}
+GETS = {
+    "/v1/models": "the model that is served",
+    "/v1/models/{id}": "the same, by name",
+    "/health": "whether the engine runs",
+    "/ready": "whether requests are taken",
+    "/metrics": "Prometheus",
+    "/kvarn/cache": "the cache: strategy, blocks, where every sequence lies",
+    "/kvarn/requests": "explanations of this key's last requests",
+    "/kvarn/requests/{id}": "what a request reused, what it recomputed, and why",
+}
+POSTS: dict[str, tuple[str, Mapping[str, Schema], tuple[str, ...]]] = {
+    "/v1/chat/completions": ("answer a conversation", CHAT, ("messages",)),
+    "/v1/completions": ("continue a text or token ids", COMPLETION, ("prompt",)),
+    "/tokenize": ("text to token ids", TOKENIZE, ()),
+    "/detokenize": ("token ids to text", DETOKENIZE, ("tokens",)),
+}
+
+
+def document() -> Json:
+    paths: Json = {}
+    for path, what in GETS.items():
+        operation: Json = {"summary": what, "responses": _responses()}
+        if "{id}" in path:
+            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        paths[path] = {"get": operation}
+    for path, (what, table, required) in POSTS.items():
+        content = {"application/json": {"schema": _body(table, required)}}
+        paths[path] = {
+            "post": {
+                "summary": what,
+                "requestBody": {"required": True, "content": content},
+                "responses": _responses(),
+            }
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "kvarn", "version": __version__},
+        "paths": paths,
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],
+    }
+
+
+def _body(table: Mapping[str, Schema], required: tuple[str, ...]) -> Schema:
+    properties = {name: schema if name in required else nullable(schema) for name, schema in table.items()}
+    properties |= {name: {"enum": [*values, None]} for name, values in NO_OPS.items()}
+    properties |= {name: {"description": "accepted; changes nothing"} for name in HARMLESS}
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def _responses() -> Json:
+    error = {"application/json": {"schema": ERROR}}
+    return {
+        "200": {"description": "done"},
+        **{status: {"description": what, "content": error} for status, what in STATUSES.items()},
+    }

@@ -1,0 +1,56 @@
+"""Prompts as token ids: texts, conversations, and ids that come as they are. Never called on the engine's thread."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from kvarn.llm import LLM
+from kvarn.server.refusal import Refusal
+from kvarn.text.chat import ChatTemplate
+
+
+class Prompts:
+    def __init__(self, llm: LLM) -> None:
+        self._tokenizer = llm.tokenizer
+        self._llm = llm
+        self._context = llm.cache.longest
+
+    def plain(self, prompt: str | list[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        self._check_size(prompt)
+        return self._tokenizer.encode(prompt)
+
+    def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        self._check_size("".join(message["content"] for message in messages))
+        return self._tokenizer.encode(self._template.render(messages), special=True)
+
+    def tokenize(self, body: dict[str, Any]) -> list[int]:
+        if "messages" in body:
+            return self.chat(body["messages"])
+        text = body.get("prompt", body.get("content", ""))
+        return self._tokenizer.encode(text, bos=None if body.get("add_special_tokens", True) else False)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        if any(token >= self._tokenizer.vocab_size for token in tokens):
+            raise Refusal(400, f"tokens has an id outside the vocabulary of {self._tokenizer.vocab_size}", "tokens")
+        return self._tokenizer.decode(tokens, special=True)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return self._llm.template
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes."""
+        return max(len(self._tokenizer.token_bytes(id)) for id in range(self._tokenizer.vocab_size))
+
+    def _check_size(self, text: str) -> None:
+        """Refuse what cannot fit before time is spent on tokens."""
+        least = len(text) // self._longest_token
+        if least > self._context:
+            raise Refusal(
+                400,
+                f"the prompt has at least {least} tokens and the context holds {self._context}: shorten the prompt",
+                code="context_length_exceeded",
+            )

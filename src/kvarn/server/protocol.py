@@ -1,0 +1,183 @@
+"""From a request's bytes to what it asks for, or to a refusal that names what is wrong.
+
+Nothing is ignored: a field that is not implemented is refused unless its value asks for nothing. Non-goals: text to
+tokens, anything that needs the model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kvarn.server.fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
+from kvarn.server.refusal import Refusal
+from kvarn.server.schema import Schema, problem, show
+
+MOST_CHOICES = 128  # prompts times n of one call
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+Message = dict[str, Any]
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked request for text."""
+
+    chat: bool
+    messages: list[Message]  # of a chat
+    prompts: list[Prompt]  # of a completion
+    settings: dict[str, Any]  # of SamplingParams, max_tokens excepted
+    max_tokens: int | None
+    model: str | None
+    stream: bool
+    include_usage: bool
+    cache_salt: str | None
+    cache_priority: int
+
+    @property
+    def n(self) -> int:
+        n: int = self.settings["n"]
+        return n
+
+
+def chat_call(raw: bytes) -> Call:
+    body = _checked(raw, CHAT, ("messages",))
+    top = body.get("top_logprobs")
+    if top and not body.get("logprobs"):
+        raise Refusal(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    limits = {body[name] for name in ("max_tokens", "max_completion_tokens") if name in body}
+    if len(limits) > 1:
+        raise Refusal(400, "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
+    logprobs = int(top or 0) if body.get("logprobs") else None
+    return _call(
+        body, messages=[_message(m) for m in body["messages"]], logprobs=logprobs, limit=max(limits, default=0)
+    )
+
+
+def completion_call(raw: bytes) -> Call:
+    body = _checked(raw, COMPLETION, ("prompt",))
+    prompts = _prompts(body["prompt"])
+    if len(prompts) * int(body.get("n", 1)) > MOST_CHOICES:
+        raise Refusal(400, f"{len(prompts)} prompts times n is more than {MOST_CHOICES}: split the call", "prompt")
+    limit = body.get("max_tokens", 0)
+    logprobs = int(body["logprobs"]) if "logprobs" in body else None
+    return _call(body, prompts=prompts, logprobs=logprobs, limit=limit)
+
+
+def tokenize_call(raw: bytes) -> dict[str, Any]:
+    body = _checked(raw, TOKENIZE, ())
+    if sum(name in body for name in ("prompt", "content", "messages")) != 1:
+        raise Refusal(400, "give prompt (a text) or messages", "prompt")
+    if "messages" in body:
+        body["messages"] = [_message(m) for m in body["messages"]]
+    return body
+
+
+def detokenize_call(raw: bytes) -> dict[str, Any]:
+    return _checked(raw, DETOKENIZE, ("tokens",))
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode("utf-8")  # an escape can spell half a character
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"the body is not UTF-8 (byte {error.start})") from None
+    except UnicodeEncodeError:
+        raise Refusal(400, "the body has half of a surrogate pair in a string, which is no character") from None
+    except json.JSONDecodeError as error:
+        raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is not JSON that can be read: {str(error)[:120]}") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, f"the body is {show(body)}; it must be an object")
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _checked(raw: bytes, table: Mapping[str, Schema], required: tuple[str, ...]) -> dict[str, Any]:
+    """The fields that say something: null is the same as absent."""
+    body = {name: value for name, value in parse(raw).items() if value is not None}
+    for name in required:
+        if name not in body:
+            raise Refusal(400, f"{name} is missing", name)
+    for name, value in body.items():
+        if name in table:
+            if found := problem(value, table[name], name):
+                raise Refusal(400, found, name)
+        elif name in NO_OPS and any(value == each and type(value) is type(each) for each in NO_OPS[name]):
+            continue
+        elif name not in HARMLESS:
+            shown = show(name)[1:-1]
+            raise Refusal(400, f"{shown} is not implemented here: leave it out", shown, "unsupported_parameter")
+    return body
+
+
+def _message(message: Message) -> Message:
+    role, content = message["role"], message["content"]
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in content)
+    named = {"name": message["name"]} if message.get("name") else {}
+    return {"role": "system" if role == "developer" else role, "content": content, **named}
+
+
+def _prompts(given: Any) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if kinds == {str}:
+        return list(given)
+    if kinds <= {int, float}:
+        return [[int(token) for token in given]]
+    if kinds == {list}:
+        return [[int(token) for token in ids] for ids in given]
+    raise Refusal(400, "prompt mixes texts and tokens: give a text, texts, token ids, or lists of them", "prompt")
+
+
+def _call(
+    body: dict[str, Any],
+    logprobs: int | None,
+    limit: float,
+    messages: list[Message] | None = None,
+    prompts: list[Prompt] | None = None,
+) -> Call:
+    stop = body.get("stop", ())
+    settings = {
+        **{name: float(body[name]) for name in NUMBERS if name in body},
+        "temperature": float(body.get("temperature", 1)),
+        "top_k": max(int(body.get("top_k", 0)), 0),
+        "n": int(body.get("n", 1)),
+        "seed": int(body["seed"]) if "seed" in body else None,
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "stop_tokens": tuple(int(token) for token in body.get("stop_token_ids", ())),
+        "ignore_eos": bool(body.get("ignore_eos", False)),
+        "logit_bias": _bias(body.get("logit_bias", {})),
+        "logprobs": logprobs,
+    }
+    stream = bool(body.get("stream", False))
+    if "stream_options" in body and not stream:
+        raise Refusal(400, "stream_options needs stream: true", "stream_options")
+    return Call(
+        chat=messages is not None,
+        messages=messages or [],
+        prompts=prompts or [],
+        settings=settings,
+        max_tokens=int(limit) or None,
+        model=body.get("model"),
+        stream=stream,
+        include_usage=bool(body.get("stream_options", {}).get("include_usage", False)),
+        cache_salt=body.get("cache_salt"),
+        cache_priority=int(body.get("cache_priority", 0)),
+    )
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            raise Refusal(400, f"logit_bias has the key {show(key)}; keys are token ids", "logit_bias")
+    return {int(key): float(value) for key, value in given.items()}

@@ -1,0 +1,108 @@
+"""The shapes of OpenAI's answers: whole ones, and chunks of a stream. No waiting in here, no HTTP."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvarn.explain import Explanation
+from kvarn.llm import TokenLogprob
+
+LEAST = -9999.0  # JSON has no infinity
+
+TokenBytes = Callable[[int], bytes]
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What all parts of one answer have in common."""
+
+    chat: bool
+    model: str
+    token_bytes: TokenBytes
+    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = ""
+    _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice that are told so far
+
+    def __post_init__(self) -> None:
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+
+    def whole(self, choices: list[Json], usage: Json, told: Json) -> Json:
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": usage, "kvarn": told}
+
+    def chunk(self, choices: list[Json], usage: Json | None = None, told: Json | None = None) -> Json:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        body = {**self._head(kind), "choices": choices}
+        if usage is not None:
+            body["usage"] = usage
+        if told is not None:
+            body["kvarn"] = told
+        return body
+
+    def choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish: str) -> Json:
+        end = {"logprobs": self._logprobs(index, text, logprobs), "finish_reason": finish}
+        if self.chat:
+            return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}, **end}
+        return {"index": index, "text": text, **end}
+
+    def opening(self, index: int) -> Json:
+        """The first chunk of a chat's choice."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish: str | None) -> Json:
+        end = {"logprobs": self._logprobs(index, text, logprobs), "finish_reason": finish}
+        if self.chat:
+            return {"index": index, "delta": {"content": text} if text else {}, **end}
+        return {"index": index, "text": text, **end}
+
+    def _head(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    # -- log-probabilities ---------------------------------------------------------------------------------------
+
+    def _logprobs(self, index: int, text: str, entries: Sequence[TokenLogprob] | None) -> Json | None:
+        if entries is None:
+            return None
+        if self.chat:
+            return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+        return self._legacy(index, entries)
+
+    def _entry(self, entry: TokenLogprob) -> Json:
+        top = [self._token(token, logprob) for token, logprob in entry.top]
+        return {**self._token(entry.token, entry.logprob), "top_logprobs": top}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        spelled = self.token_bytes(token)
+        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(spelled)}
+
+    def _legacy(self, index: int, entries: Sequence[TokenLogprob]) -> Json:
+        offset, offsets, tokens = self._offsets.get(index, 0), [], []
+        for entry in entries:
+            tokens.append(self.token_bytes(entry.token).decode("utf-8", "replace"))
+            offsets.append(offset)
+            offset += len(tokens[-1])
+        self._offsets[index] = offset
+        tops = [
+            {self.token_bytes(token).decode("utf-8", "replace"): max(p, LEAST) for token, p in entry.top}
+            for entry in entries
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+def usage_of(explanations: Sequence[Explanation], n_tokens: int) -> Json:
+    prompt = sum(each.prompt for each in explanations)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": n_tokens,
+        "total_tokens": prompt + n_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(each.reused for each in explanations)},
+    }

@@ -1,0 +1,89 @@
+"""Running the service: the socket, uvicorn, signals, and an end that waits for those who are being answered.
+
+SIGTERM or SIGINT: no new connection or request is taken, those under way may finish within the drain time, and what is
+left then is cancelled. A second SIGINT cancels at once.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from kvarn.errors import KvarnError
+from kvarn.server.app import Service
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before the model is loaded, so that a port in use is known at once. Port 0 takes a free one."""
+    found = None
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, proto)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        if found is not None:
+            found.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise KvarnError(f"cannot listen on {host} port {port}: {reason}") from None
+    return found
+
+
+def address_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with our signals: its own would raise them again after the end."""
+
+    def __init__(self, service: Service, drain_seconds: float, started: Callable[[], None]) -> None:
+        # h11 and asyncio are what a plain install has; choosing them by name keeps behaviour the same everywhere.
+        super().__init__(
+            uvicorn.Config(
+                service.app(),
+                http="h11",
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(int(drain_seconds), 0),
+                backlog=2048,
+            )
+        )
+        self._service = service
+        self._started = started
+        self._interrupts = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self._service.worker.start(loop)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        await super().startup(sockets=sockets)
+        self._started()
+
+    def _asked_to_stop(self, number: signal.Signals) -> None:
+        self._service.draining = True
+        self.should_exit = True
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts >= 2:
+            self.force_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(service: Service, listening: socket.socket, drain_seconds: float, started: Callable[[], None]) -> None:
+    server = Server(service, drain_seconds, started)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        service.worker.stop()
+        listening.close()

@@ -1,0 +1,185 @@
+"""The server's parts in one process: readers that take nothing, steps that fail, an engine that dies."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import tiny_model
+
+from kvarn import LLM
+from kvarn.metrics import Prometheus
+from kvarn.server.access import Access
+from kvarn.server.app import Limits, Service
+from kvarn.server.worker import Worker
+
+SHORT = {"prompt": "something short", "max_tokens": 4, "temperature": 0}
+POISON = 33  # "!"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), 512)
+
+
+def service_of(model: Path, reader_seconds: float = 60) -> Service:
+    llm = LLM(model, cache="paged", max_seqs=6, max_batch_tokens=64)
+    metrics = Prometheus(llm.engine, "tiny")
+    return Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics), Limits(reader_seconds))
+
+
+def during(service: Service, play: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        service.worker.start(asyncio.get_running_loop())
+        try:
+            await play()
+        finally:
+            await asyncio.to_thread(service.worker.stop)
+
+    asyncio.run(main())
+    if service.worker.fault is None:
+        service.llm.cache.check()
+        assert service.llm.cache.usage().sequences == 0
+
+
+async def call(
+    service: Service, body: dict, send: Callable[[dict], Awaitable[None]] | None = None, whole: bool = True
+) -> tuple[int, Any]:
+    """One request through the application, without a socket. Not `whole`: its body stops half-way."""
+    sent: list[dict] = []
+    given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": not whole}]
+
+    async def receive() -> dict:
+        if given:
+            return given.pop()
+        await asyncio.Event().wait()  # the caller stays
+        raise AssertionError
+
+    async def keep(message: dict) -> None:
+        sent.append(message)
+
+    path = "/v1/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    scope |= {"headers": [], "http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("x", 1)}
+    await service.app()(scope, receive, send or keep)
+    text = b"".join(message.get("body", b"") for message in sent).decode()
+    status = sent[0]["status"] if sent else 0
+    return status, text if body.get("stream") else json.loads(text or "null")
+
+
+def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
+    service = service_of(model, reader_seconds=0.05)
+    stuck: list[dict] = []
+
+    async def never(message: dict) -> None:
+        stuck.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def play() -> None:
+        await call(service, SHORT | {"stream": True, "max_tokens": 300, "ignore_eos": True}, never)
+        status, answer = await call(service, SHORT)
+        assert status == 200
+        assert answer["usage"]["completion_tokens"] == 4
+
+    during(service, play)
+    assert len(stuck) == 2, "the head and the one piece it was stuck on"
+    assert service.llm.engine.stats.generated_tokens < 300
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvarn.server.app.BODY_SECONDS", 0.05)
+    service = service_of(model)
+
+    async def play() -> None:
+        status, answer = await call(service, SHORT, whole=False)
+        assert status == 408
+        assert answer["error"]["message"] == "the body did not arrive within 0.05 s"
+
+    during(service, play)
+
+
+def test_a_slow_reader_gets_everything_in_fewer_pieces(model: Path) -> None:
+    """While it is away pieces are joined: what waits for it is never more than the answer."""
+    service = service_of(model)
+    pieces: list[str] = []
+
+    async def slow(message: dict) -> None:
+        if message["type"] == "http.response.body":
+            pieces.append(message["body"].decode())
+            await asyncio.sleep(0.05)
+
+    body = SHORT | {"max_tokens": 200, "ignore_eos": True, "logprobs": 1}
+
+    async def play() -> None:
+        await call(service, body | {"stream": True}, slow)
+        _, whole = await call(service, body)
+        events = [json.loads(piece[6:]) for piece in pieces if piece.startswith("data: {")]
+        choices = [event["choices"][0] for event in events if event["choices"]]
+        assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+        tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+        assert tokens == whole["choices"][0]["logprobs"]["tokens"]
+        assert len(choices) < 100
+
+    during(service, play)
+
+
+def poisoned(service: Service) -> None:
+    program, run = service.llm.program, service.llm.program.run
+
+    def fail(cache, tokens, *rest):
+        if POISON in tokens:
+            raise RuntimeError("a kernel failed")
+        return run(cache, tokens, *rest)
+
+    program.run = fail
+
+
+def test_one_requests_fault_is_nobody_elses(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = service_of(model)
+    poisoned(service)
+    bodies = [SHORT | {"prompt": f"number {i}{'!' if i == 3 else ''}", "max_tokens": 20} for i in range(6)]
+    bodies = [body | {"logit_bias": {str(POISON): -100}} for body in bodies]
+
+    async def play() -> None:
+        alone = [(await call(service, body))[1] for body in bodies]
+        together = await asyncio.gather(*(call(service, body) for body in bodies))
+        streamed = await asyncio.gather(*(call(service, body | {"stream": True}) for body in bodies))
+        for i, ((status, answer), (_, text)) in enumerate(zip(together, streamed, strict=True)):
+            if i == 3:
+                assert status == 500
+                assert answer["error"]["message"] == "the request failed through a fault of the server (RuntimeError)"
+                assert '"type": "server_error"' in text
+                assert "[DONE]" not in text
+            else:
+                assert status == 200
+                assert answer["choices"] == alone[i]["choices"]
+                assert text.rstrip().endswith("[DONE]")
+        assert service.worker.alive
+
+    during(service, play)
+    page = service._metrics.page().decode()
+    assert 'request_success_total{finished_reason="error",model_name="tiny"} 3.0' in page
+    assert "a step failed: RuntimeError: a kernel failed" in caplog.text
+
+
+def test_when_the_engine_dies_nobody_waits_for_ever(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = service_of(model)
+
+    def broken() -> list:
+        raise MemoryError("gone")
+
+    service.llm.engine.isolate = lambda error: broken()  # the last resort fails too
+    poisoned(service)
+
+    async def play() -> None:
+        bad, good = SHORT | {"prompt": "!"}, SHORT | {"max_tokens": 400}
+        answers = await asyncio.gather(call(service, good), call(service, bad))
+        assert [status for status, _ in answers] == [500, 500]
+        assert (await call(service, SHORT))[0] == 500
+        assert not service.worker.alive
+
+    during(service, play)
+    assert "the engine has failed: MemoryError: gone" in caplog.text
