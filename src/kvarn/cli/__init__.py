@@ -12,6 +12,7 @@ from kvarn.errors import KvarnError
 COMMANDS = {
     "run": "continue a prompt",
     "chat": "hold a conversation",
+    "bench": "measure speed by depth, batch and cache, alone or beside a peer",
     "perplexity": "measure how well a model predicts a text",
     "inspect": "show a model's shape, tensors and cache sizes",
     "pull": "fetch a model",
