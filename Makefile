@@ -9,7 +9,7 @@ OPS ?= 1000000
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test check format bench fuzz clean
+.PHONY: run test check format bench bench-targets fuzz clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -35,6 +35,9 @@ bench: $(STAMP)
 	@$(BIN)/python bench/bookkeeping.py
 	@$(BIN)/python bench/waste.py
 	@$(BIN)/python bench/write.py
+
+bench-targets: $(STAMP)
+	@$(BIN)/python bench/targets.py $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python tests/fuzz.py --seed $(SEED) --ops $(OPS)
