@@ -50,9 +50,9 @@ class LlamaCpp:
         """Find the best setting, unless that is known."""
         self.last = case
         if case not in self.tried:
-            self.tried[case] = {name_of(setting): self.trial(case, setting) for setting in settings(case)}
+            self.tried[case] = {name_of(setting): self.trial(case, setting) for setting in SETTINGS}
         tried = self.tried[case]
-        self.setting = max(settings(case), key=lambda setting: tried[name_of(setting)])
+        self.setting = max(SETTINGS, key=lambda setting: tried[name_of(setting)])
         self.place(case, self.setting)
 
     def measure(self, case: Case) -> Reading:
@@ -102,12 +102,5 @@ class LlamaCpp:
         self.said.close()
 
 
-def settings(case: Case) -> list[dict[str, Any]]:
-    """One buffer for all sequences, or one each, is a choice where there are several."""
-    unified = (False, True) if case.batch > 1 else (False,)
-    return [setting | {"unified": each} for setting in SETTINGS for each in unified]
-
-
 def name_of(setting: dict[str, Any]) -> str:
-    flash = "flash" if setting["flash"] else "no flash"
-    return f"{setting['type']} {flash}" + (" unified" if setting["unified"] else "")
+    return f"{setting['type']} {'flash' if setting['flash'] else 'no flash'}"

@@ -2,7 +2,7 @@
 
 One JSON object per line. First in: {"model", "threads", "chunk"}; out: {"engine"}. Then, each with an answer:
 
-    {"op": "prepare", "setting": {"type", "flash", "unified"}, "context", "depth", "batch"}  ->  {}
+    {"op": "prepare", "setting": {"type", "flash"}, "context", "depth", "batch"}  ->  {}
     {"op": "measure", "kind", "n"}                                                ->  {"tokens", "seconds"}
 
 What goes wrong is answered as {"error"}. Tokens are given and not sampled, which favours llama.cpp a little: besides
@@ -34,7 +34,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = TYPES[setting["type"]]
         params.flash_attn_type = int(setting["flash"])
-        params.kv_unified = setting["unified"]
+        params.kv_unified = False  # cells of their own for every sequence: its default, and the faster one in a batch
         params.no_perf = True
         self.batch = batch
         self.depth = 0
@@ -48,7 +48,7 @@ class Context:
         self.random = random.Random(1)
 
     def go_to(self, depth: int) -> None:
-        """The first sequence is computed, the others are copies of it, in cells of their own unless unified."""
+        """The first sequence is computed, the others are copies of it in cells of their own."""
         for seq in range(self.batch):
             lib.llama_memory_seq_rm(self.memory, seq, min(depth, self.depth), -1)
         if depth <= self.depth:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -69,10 +70,11 @@ def run(args: argparse.Namespace) -> None:
         with progress.Line() as line:
             collect(rows, args, chosen, setups, bandwidth, text, line)
     finally:  # what was measured before Ctrl-C, or before the peer gave up, is shown
+        model = Path(args.model).name if Path(args.model).exists() else args.model
         if rows and args.json:
-            print(json.dumps({"model": args.model, "rows": rows, "machine": facts(bandwidth)}, indent=2))
+            print(json.dumps({"model": model, "rows": rows, "machine": facts(bandwidth)}, indent=2))
         elif rows:
-            show(args.model, rows, facts(bandwidth))
+            show(model, rows, facts(bandwidth))
 
 
 def collect(
