@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.backends.cpu import default_threads
 from kvarn.benchmark.case import Case
 from kvarn.benchmark.ids import RandomIds
-from kvarn.benchmark.machine import Bandwidth, facts, usable_cores
+from kvarn.benchmark.machine import Bandwidth, facts
 from kvarn.benchmark.subject import EngineSubject, Setup, build
 from kvarn.cli.bench import numbers
 from kvarn.cli.text import print_table
@@ -109,7 +110,7 @@ def main() -> None:
     depths = sorted(numbers(args.depths, "-d", 0))
     if len(depths) < 2:
         parser.error("a line needs two depths")
-    bandwidth = Bandwidth(args.threads or usable_cores())
+    bandwidth = Bandwidth(args.threads or default_threads())
     llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads)
     points = measure(llm, Setup(args.cache, args.cache_type), depths, args.n, args.repetitions)
     line = fit(points, bandwidth, llm.config.n_layers, llm.config.n_heads)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from kvarn import scoring
+from kvarn.backends.cpu import default_threads
 from kvarn.benchmark import suite
 from kvarn.benchmark.case import Case, Reading
 from kvarn.benchmark.ids import RandomIds
-from kvarn.benchmark.machine import Bandwidth, facts, usable_cores
+from kvarn.benchmark.machine import Bandwidth, facts
 from kvarn.benchmark.subject import EngineSubject, Setup, build
 from kvarn.cli.bench import numbers
 from kvarn.cli.flags import read_text
@@ -141,7 +142,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4, help="of the text")
     parser.add_argument("--out", type=Path, help="write the JSON of this run here")
     args = parser.parse_args()
-    bandwidth = Bandwidth(args.threads or usable_cores())
+    bandwidth = Bandwidth(args.threads or default_threads())
     llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads)
     rows: list[dict[str, Any]] = []
     for length in numbers(args.lengths, "-l", 1):

@@ -2,17 +2,12 @@
 
 import os
 import platform
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvarn import __version__, isa
+from kvarn.backends.cpu import default_threads
 
 SMALLEST = 1 << 20  # bytes: below this the loop around the reads would be measured
-PASSES = 7
 
 
 class Bandwidth:
@@ -27,29 +22,8 @@ class Bandwidth:
     def at(self, nbytes: int) -> float:
         size = _rounded(max(nbytes, SMALLEST))
         if size not in self.measured:
-            self.measured[size] = read_bandwidth(size, self.threads)
+            self.measured[size] = isa.native.read_bandwidth(size, self.threads)
         return self.measured[size]
-
-
-def read_bandwidth(nbytes: int, threads: int) -> float:
-    """The best of several passes, in GB/s."""
-    native = getattr(isa.native, "read_bandwidth", None)
-    return float(native(nbytes, threads)) if native is not None else _numpy_bandwidth(nbytes, threads)
-
-
-def _numpy_bandwidth(nbytes: int, threads: int) -> float:
-    parts = np.array_split(np.ones(nbytes // 8, np.int64), threads)
-    best = float("inf")
-
-    def read(part: NDArray[np.int64]) -> int:
-        return int(part.max())  # vectorized, and without the interpreter's lock
-
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(PASSES):
-            start = time.perf_counter()
-            list(pool.map(read, parts))
-            best = min(best, time.perf_counter() - start)
-    return nbytes / best / 1e9
 
 
 def _rounded(nbytes: int) -> int:
@@ -58,14 +32,10 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def facts(bandwidth: Bandwidth) -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
-        "cores": usable_cores(),
+        "cores": default_threads(),
         "isa": isa.current(),
         "threads": bandwidth.threads,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,

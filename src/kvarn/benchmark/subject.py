@@ -8,7 +8,6 @@ cannot give back (a ring that has gone round) is computed again, outside the mea
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvarn.benchmark.case import GENERATE, Case, Reading
 from kvarn.cache.cache import KVCache
@@ -35,12 +34,7 @@ class Setup:
     chunk: int = 512  # most tokens per step
 
 
-class Weighed(Program, Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-
-def build(llm: LLM, setup: Setup, context: int, batch: int, program: Weighed | None = None) -> Engine:
+def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | None = None) -> Engine:
     """An engine with a cache of its own over the model's weights, which are loaded once."""
     if context > llm.config.context:
         raise KvarnError(

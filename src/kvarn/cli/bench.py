@@ -11,9 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from kvarn import progress
+from kvarn.backends.cpu import default_threads
 from kvarn.benchmark import suite
 from kvarn.benchmark.case import Case, cases
-from kvarn.benchmark.machine import Bandwidth, facts, usable_cores
+from kvarn.benchmark.machine import Bandwidth, facts
 from kvarn.benchmark.peers import connect
 from kvarn.benchmark.subject import Setup
 from kvarn.cache.codecs import CODECS
@@ -22,7 +23,7 @@ from kvarn.cache.strategy import NAMES
 from kvarn.cli import flags
 from kvarn.cli.text import print_table
 from kvarn.errors import KvarnError
-from kvarn.llm import LLM
+from kvarn.llm import BACKENDS, LLM
 
 SERVE = "kvarn.cli.bench_serve"
 
@@ -35,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--batch", default="1", metavar="N,..", help="sequences side by side (1)")
     parser.add_argument("-ub", "--ubatch-size", type=int, default=512, help="most tokens per step (%(default)s)")
     parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="the median of so many (%(default)s)")
     parser.add_argument("-f", "--file", help="a text to fill the cache with (default: random ids)")
     parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     suite.check(chosen, setups, args.repetitions)
     text = None if args.file is None else flags.read_text(args.file)
     rows: list[suite.Row] = []
-    bandwidth = Bandwidth(args.threads or usable_cores())
+    bandwidth = Bandwidth(args.threads or default_threads())
     try:
         with progress.Line() as line:
             collect(rows, args, chosen, setups, bandwidth, text, line)
@@ -88,7 +90,15 @@ def collect(
 ) -> None:
     chunk, threads = args.ubatch_size, bandwidth.threads
     # The model's own cache is not used: each setup brings one.
-    llm = LLM(args.model, context=32, max_seqs=1, max_batch_tokens=chunk, threads=args.threads, progress=line)
+    llm = LLM(
+        args.model,
+        context=32,
+        max_seqs=1,
+        max_batch_tokens=chunk,
+        threads=args.threads,
+        backend=args.backend,
+        progress=line,
+    )
     tokens = None if text is None else llm.tokenizer.encode(text)
     vocabulary = llm.config.vocab_size
     with connect(args.against, args.against_python, args.model, vocabulary, threads, chunk, chosen) as peer:
