@@ -10,7 +10,7 @@ REQUESTS ?= 1000
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test check format bench fuzz soak clean
+.PHONY: run test check format bench bench-targets fuzz soak clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -36,6 +36,9 @@ bench: $(STAMP)
 	@$(BIN)/python bench/bookkeeping.py
 	@$(BIN)/python bench/waste.py
 	@$(BIN)/python bench/write.py
+
+bench-targets: $(STAMP)
+	@$(BIN)/python bench/targets.py $(ARGS)
 
 fuzz: $(STAMP)
 	@$(BIN)/python tests/fuzz.py --seed $(SEED) --ops $(OPS)

@@ -89,9 +89,11 @@ class Ready:
             limit_threads(threads)
         self.backend: Backend = Cpu(self._pool) if self.native else Reference()
 
-    def load(self, checkpoint: Checkpoint, progress: Progress) -> Program:
+    def load(self, checkpoint: Checkpoint, step_tokens: int, progress: Progress) -> Program:
         if self.native:
-            return load_program(checkpoint, self._pool, progress)
+            program = load_program(checkpoint, self._pool, progress)
+            program.reserve(step_tokens)
+            return program
         return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress))
 
 
@@ -141,7 +143,7 @@ class LLM:
             cache_bytes=cache_bytes,
         )
         kv = KVCache(config, ready.backend)  # before the weights: what does not fit is refused at once
-        self.program = ready.load(checkpoint, progress)
+        self.program = ready.load(checkpoint, max_batch_tokens, progress)
         self.engine = Engine(self.program, kv, max_batch_tokens, self.tokenizer.eos_ids)
 
     @property

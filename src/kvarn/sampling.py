@@ -48,7 +48,12 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
     choose = _greedy if params.temperature == 0 else _drawing(params, seed)
     report = _no_report if params.logprobs is None else _reporting(params.logprobs)
 
+    plain = params.temperature == 0 and not edits  # the largest logit needs no copy in f64
+
     def sample(logits: Floats, history: History, k: int) -> Sampled:
+        if plain:
+            token = int(logits.argmax())
+            return Sampled(token, *report(logits, token))
         scores = logits.astype(np.float64)
         for edit in edits:
             edit(scores, history)

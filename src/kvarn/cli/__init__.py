@@ -14,7 +14,7 @@ COMMANDS = {
     "chat": "hold a conversation",
     "serve": "answer OpenAI clients over HTTP",
     "explain": "say why a server computed a prompt again",
-    "bench": "measure speed; `bench serve` puts load on a server",
+    "bench": "measure speed, alone or beside a peer; `bench serve` puts load on a server",
     "perplexity": "measure how well a model predicts a text",
     "inspect": "show a model's shape, tensors and cache sizes",
     "pull": "fetch a model",

@@ -2,16 +2,21 @@
 
 import argparse
 import json
-from collections import Counter
+from math import prod
 
 from kvarn import progress
+from kvarn.backends.cpu import make_pool
+from kvarn.backends.cpu.program import LANES, pack
 from kvarn.cache.codecs import CODECS
 from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.spec import ceil_div
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.cli.text import human_bytes, print_table
 from kvarn.errors import KvarnError
+from kvarn.isa import Pool
 from kvarn.llm import DEFAULT_CONTEXT
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.encodings import TensorInfo
 from kvarn.loading.pull import resolve
 
 
@@ -33,13 +38,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
-    config = checkpoint.config
+    config, pool = checkpoint.config, make_pool(None)
     context = args.ctx_size or min(config.context, DEFAULT_CONTEXT)
-    types: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for info in checkpoint.infos:
-        types[info.type] += 1
-        sizes[info.type] += info.nbytes
+    tensors = [tensor_row(checkpoint, info, pool) for info in checkpoint.infos]
     return {
         "name": config.name,
         "architecture": config.architecture,
@@ -53,10 +54,38 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
         "trained_context": config.context,
         "windows": sorted({w for w in config.windows if w is not None}),
         "rope_base": config.rope.base,
-        "tensors": [{"type": t, "count": types[t], "bytes": sizes[t]} for t in sorted(types)],
+        "tensors": by_type(tensors),
+        "each_tensor": tensors,
         "context": context,
         "kv_cache": [row for name in STRATEGIES for row in kv_rows(checkpoint, name, context, args.window)],
     }
+
+
+def tensor_row(checkpoint: Checkpoint, info: TensorInfo, pool: Pool) -> dict[str, object]:
+    """What is stored, and what it becomes: seen by packing its first 16 rows."""
+    packed, nbytes = "F32", 4 * prod(info.shape)
+    if len(info.shape) > 1:
+        weight = pack(checkpoint, info.name, pool, LANES)
+        packed, nbytes = weight.kind, weight.nbytes * ceil_div(info.shape[0], LANES)
+    stored = {"name": info.name, "shape": list(info.shape), "type": info.type, "bytes": info.nbytes}
+    return {**stored, "packed": packed, "packed_bytes": nbytes}
+
+
+def by_type(tensors: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Counts and bytes of each stored type and what it becomes."""
+    groups: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for row in tensors:
+        groups.setdefault((str(row["type"]), str(row["packed"])), []).append(row)
+    return [
+        {
+            "type": stored,
+            "count": len(rows),
+            "bytes": sum(int(str(row["bytes"])) for row in rows),
+            "packed": packed,
+            "packed_bytes": sum(int(str(row["packed_bytes"])) for row in rows),
+        }
+        for (stored, packed), rows in sorted(groups.items())
+    ]
 
 
 def kv_rows(checkpoint: Checkpoint, strategy: str, context: int, window: int | None) -> list[dict[str, object]]:
@@ -85,7 +114,11 @@ def show(facts: dict[str, object]) -> None:
     assert isinstance(tensors, list)
     assert isinstance(rows, list)
     print()
-    print_table(("tensors", "count", "bytes"), [(t["type"], str(t["count"]), human_bytes(t["bytes"])) for t in tensors])
+    rows_of_types = [
+        (t["type"], t["packed"], str(t["count"]), human_bytes(t["bytes"]), human_bytes(t["packed_bytes"]))
+        for t in tensors
+    ]
+    print_table(("tensors", "packed as", "count", "bytes", "packed bytes"), rows_of_types, left=2)
     print(f"\nkeys and values: bytes per token, and of one sequence at a context of {facts['context']}\n")
     by_strategy: dict[str, dict[str, dict[str, int]]] = {}
     for row in rows:

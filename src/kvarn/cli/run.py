@@ -8,11 +8,13 @@ import time
 from kvarn.cli import flags
 from kvarn.llm import LLM, Job
 from kvarn.stats import EngineStats
+from kvarn.trace import Traced
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     flags.add_prompt_flags(parser)
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    parser.add_argument("--trace", metavar="FILE", help="write a Perfetto/Chrome trace of steps and operations")
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
 
@@ -22,17 +24,19 @@ def run(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     llm = flags.load(args)
     load_seconds = time.perf_counter() - start
+    if args.trace:
+        llm.engine.program = traced = Traced(llm.program)
     job = llm.start(llm.render([{"role": "user", "content": prompt}]) if args.chat else prompt, params)
-    pieces = llm.stream_job(job)
+    for piece in llm.stream_job(job):
+        if not args.json:
+            print(piece, end="", flush=True)
+    if args.trace:
+        traced.save(args.trace)
     if args.json:
-        for _ in pieces:
-            pass
         print(json.dumps(report(llm, job, load_seconds), ensure_ascii=False))
-        return
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
-    print(summary(job, llm.engine.stats), file=sys.stderr)
+    else:
+        print()
+        print(summary(job, llm.engine.stats), file=sys.stderr)
 
 
 def rate(tokens: int, seconds: float) -> float:

@@ -221,7 +221,7 @@ Vector padded(const std::optional<Array<const float, 1>>& x) {
     return v;
 }
 
-using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 Counts run(Program& p, Cache& c, Array<const int64_t, 1> tokens, Array<const int32_t, 1> positions,
            Array<const int64_t, 1> rows, Array<float, 2> logits) {
@@ -236,7 +236,7 @@ Counts run(Program& p, Cache& c, Array<const int64_t, 1> tokens, Array<const int
            "run: logits are [rows, vocabulary rounded up to 16]");
     nb::gil_scoped_release release;
     const Counted k = p.run(c.view, tokens.data(), positions.data(), n, rows.data(), wanted, logits.data());
-    return {k.written, k.read, k.prefill, k.decode};
+    return {k.written, k.read, k.prefill, k.decode, k.prefill_ns, k.decode_ns};
 }
 
 void check_buffers(const Program& p, const Op& op) {
@@ -329,6 +329,7 @@ void bind_program(nb::module_& m) {
             nb::arg("scale"), nb::arg("rope"), nb::arg("shape"), nb::arg("q_norm").none(), nb::arg("k_norm").none(),
             nb::arg("eps"))
         .def("run", &run)
+        .def("reserve", &Program::reserve)
         .def_prop_ro("vocabulary", &Program::vocabulary)
         .def_prop_ro("workspace", &Program::workspace_bytes)
         .def("trace", &Program::trace)

@@ -122,6 +122,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
     for (const Counted& c : step.counted) {
         total.written += c.written, total.read += c.read;
         total.prefill += c.prefill, total.decode += c.decode;
+        total.prefill_ns += c.prefill_ns, total.decode_ns += c.decode_ns;
     }
     return total;
 }
@@ -263,10 +264,14 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     scratch += -reinterpret_cast<uintptr_t>(scratch) & 63;
     int64_t i, end;
     const auto n_prefill = int64_t(plan.prefill.size());
-    while (shares_[index][1].take(thread, 1, i, end))
-        counted.read += i < n_prefill ? kernels_.attention->prefill(args, plan.prefill[size_t(i)], scratch)
-                                      : kernels_.attention->decode(args, plan.decode[size_t(i - n_prefill)],
-                                                                   partials_.data(), scratch);
+    for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {
+        const bool prefill = i < n_prefill;
+        counted.read +=
+            prefill ? kernels_.attention->prefill(args, plan.prefill[size_t(i)], scratch)
+                    : kernels_.attention->decode(args, plan.decode[size_t(i - n_prefill)], partials_.data(), scratch);
+        stop = now();
+        (prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
+    }
     if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
     if (plan.merges.empty()) return;
     pool_->barrier();

@@ -35,6 +35,7 @@ struct CacheView {
 
 struct Counted {  // what a run moved
     int64_t written = 0, read = 0, prefill = 0, decode = 0;
+    int64_t prefill_ns = 0, decode_ns = 0;  // of attention, summed over threads
 };
 
 struct Timing {
@@ -104,6 +105,7 @@ class Program {
                 const int64_t* rows, int64_t n_rows, float* logits);
 
     int n_buffers() const { return int(buffers_.size()); }
+    void reserve(int64_t tokens) { grow(tokens, 0); }  // workspaces for steps of so many tokens
     int64_t vocabulary() const;
     int64_t workspace_bytes() const;
     void trace(bool on) { tracing_ = on; }

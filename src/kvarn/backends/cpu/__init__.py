@@ -18,6 +18,7 @@ from kvarn.cache.spec import LayerSpec
 from kvarn.cache.view import Store, Table
 from kvarn.errors import KvarnError
 
+MOST_THREADS = 1024
 CODECS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}  # as native/view.hpp numbers them
 
 
@@ -41,8 +42,10 @@ def physical_cores(cpus: Sequence[int] | set[int]) -> set[str]:
 
 
 def make_pool(threads: int | None) -> isa.Pool:
-    if threads is not None and not 1 <= threads <= 1024:
-        raise KvarnError(f"{threads} threads; it must be between 1 and 1024")
+    if threads is not None and threads < 1:
+        raise KvarnError(f"{threads} threads; it must be at least 1")
+    if threads is not None and threads > MOST_THREADS:
+        raise KvarnError(f"{threads} threads; {MOST_THREADS} is the most")
     return isa.native.Pool(threads or default_threads())
 
 

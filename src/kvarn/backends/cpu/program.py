@@ -14,6 +14,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.quants import dequantize
 from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress, quiet
@@ -25,6 +26,7 @@ class CpuProgram:
     def __init__(self, config: ModelConfig, weights: Weights, nodes: list[Any], pool: isa.Pool) -> None:
         self.config = config
         self.weights = weights
+        self._threads = pool.size
         self._program = isa.native.Program(pool)
         self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
         lower(nodes, config, weights, self._program)
@@ -54,10 +56,15 @@ class CpuProgram:
         counters = cache.counters
         counters.written += counts[0]
         counters.read += counts[1]
-        for name, calls in zip(("prefill", "decode"), counts[2:], strict=True):
+        for name, calls, ns in zip(("prefill", "decode"), counts[2:4], counts[4:], strict=True):
             if calls:
                 counters.calls[name] += calls
+                counters.seconds[name] += ns / 1e9 / self._threads
         return logits[:, :vocabulary]
+
+    def reserve(self, tokens: int) -> None:
+        """Workspaces for steps of so many tokens; a larger step grows them."""
+        self._program.reserve(tokens)
 
     def trace(self, on: bool) -> None:
         self._program.trace(on)
@@ -89,12 +96,13 @@ def load_program(checkpoint: Checkpoint, pool: isa.Pool, progress: Progress = qu
 OWN_KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K")
 
 
-def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool) -> isa.Weight:
-    """The packed form of a matrix: of its own type, or, for the types without one, codes and scales that give the same
-    numbers, or as the last resort the numbers."""
+def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool, most_rows: int | None = None) -> isa.Weight:
+    """The packed form of a matrix, or of its first rows: of its own type, or, for the types without one, codes and
+    scales that give the same numbers, or as the last resort the numbers."""
     stored = checkpoint.encoded(name)
+    rows = np.ascontiguousarray(stored.rows[:most_rows])
     if stored.type in OWN_KINDS:
-        return isa.native.pack(pool, stored.type, np.ascontiguousarray(stored.rows), stored.shape[-1])
-    numbers = np.ascontiguousarray(checkpoint.tensor(name).reshape(-1, stored.shape[-1]))
+        return isa.native.pack(pool, stored.type, rows, stored.shape[-1])
+    numbers = dequantize(rows.ravel(), stored.type, (len(rows), stored.shape[-1]))
     packed = isa.native.pack_numbers(pool, numbers)
     return packed or isa.native.pack(pool, "F32", numbers.view(np.uint8), stored.shape[-1])

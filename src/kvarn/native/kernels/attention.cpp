@@ -243,7 +243,8 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
         uint32_t seen[kChunk / kSlots];
         for (int64_t r = 0; r < rows; ++r) {
             for (int64_t i = 0; i < n; ++i) seen[i] = a.spec.visible32(u.begin + r / group, tiles[i].pos);
-            const Piece one = softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
+            const Piece one =
+                softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
             piece.m[r] = one.m, piece.l[r] = one.l;
         }
         if (!ragged || finite_values<C>(x, n, depth)) {
