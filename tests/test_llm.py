@@ -57,8 +57,8 @@ def test_a_refused_prompt_leaves_nothing_behind() -> None:
 
 
 def test_chat_uses_the_models_template() -> None:
-    output = llm().chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(max_tokens=20))
-    assert output.text == "The capital of France is Paris."
+    output = llm().chat([{"role": "user", "content": "What is the capital of Italy?"}], SamplingParams(max_tokens=20))
+    assert output.text == "The capital of Italy is Rome."
     assert output.finish_reason == "stop"
 
 
