@@ -98,7 +98,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or tiny_model(Path(folder), 512)
         flags = ["--cache-bytes", "256K"] if args.model is None else []
-        with serve(model, "-np", "8", "-c", "512", "-b", "512", "--chunk", "32", *flags) as server:
+        with serve(model, "-np", "8", "-c", "512", "--chunk", "32", *flags) as server:
             told, memory = asyncio.run(play(server, args.requests, args.concurrency, args.seed))
             server.until_idle()
             cache, healthy = server.cache(), server.ask("/health").status == 200

@@ -190,6 +190,27 @@ def test_perplexity_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert "fewer than one window of 64" in capsys.readouterr().err
 
 
+def test_a_prompt_longer_than_a_step_needs_no_logits_on_the_way() -> None:
+    tokens = list(range(1000, 1100))
+    whole, chunked = (LLM(model("smollm2"), context=256, max_batch_tokens=n) for n in (128, 32))
+    expected = whole.generate([tokens], SamplingParams(max_tokens=4))[0].tokens
+    assert chunked.generate([tokens], SamplingParams(max_tokens=4))[0].tokens == expected
+
+
+def test_a_trace_has_the_steps_and_their_operations(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    flags = ["-m", str(model("smollm2")), "-p", "The quick brown fox", "-n", "3", "-c", "64", "--trace", str(path)]
+    assert main(["run", *flags]) == 0
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    steps = [e for e in events if e["name"] == "step"]
+    assert [e["args"] for e in steps] == [{"tokens": 4, "rows": 1}, *[{"tokens": 1, "rows": 1}] * 2]
+    for step in steps:
+        inside = [e for e in events if e["tid"] == 2 and step["ts"] <= e["ts"] < step["ts"] + step["dur"]]
+        assert sum(e["name"].startswith("attention") for e in inside) == 30
+        assert sum(e["dur"] for e in inside) <= step["dur"]
+    assert main(["run", *flags, "--backend", "reference"]) == 1
+
+
 def test_chat_keeps_the_history_and_survives_an_interrupt() -> None:
     code = "import sys; from kvarn.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "chat", "-m", str(model("smollm2")), "-c", "512", "-n", "60"]

@@ -41,7 +41,7 @@ NAMES = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = tiny_model(tmp_path_factory.mktemp("model"), 512)
     # The reference counts every kernel's time; chunks without a decode beside them are part of the traffic.
-    with serve(model, "--alias", "tiny", "-np", "2", "-b", "64", "--backend", "reference") as served:
+    with serve(model, "--alias", "tiny", "-np", "2", "-b", "64") as served:
         yield served
 
 
