@@ -163,7 +163,7 @@ void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const floa
     const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16), stride = 2 + depth;
     const Unit* u = units + m.first;
     float o[16 * 256];
-    float* out = a.out + a.table.q_start[u->seq] * a.out_stride + m.head * group * s.dim;
+    float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
     Totals total(group), piece(group);
     memset(o, 0, size_t(group * depth) * 4);
     for (int64_t i = 0; i < m.n; ++i) {
@@ -243,7 +243,8 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
         uint32_t seen[kChunk / kSlots];
         for (int64_t r = 0; r < rows; ++r) {
             for (int64_t i = 0; i < n; ++i) seen[i] = a.spec.visible32(u.begin + r / group, tiles[i].pos);
-            const Piece one = softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
+            const Piece one =
+                softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
             piece.m[r] = one.m, piece.l[r] = one.l;
         }
         if (!ragged || finite_values<C>(x, n, depth)) {
