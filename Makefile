@@ -7,10 +7,11 @@ STAMP := $(VENV)/.installed
 SEED ?= 1
 OPS ?= 1000000
 REQUESTS ?= 1000
+CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test check format bench bench-targets fuzz soak clean
+.PHONY: run test check format bench bench-targets fuzz fuzz-attention soak clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -45,6 +46,9 @@ fuzz: $(STAMP)
 
 soak: $(STAMP)
 	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS)
+
+fuzz-attention: $(STAMP)
+	@$(BIN)/python tests/fuzz_attention.py --seed $(SEED) --cases $(CASES)
 
 $(STAMP): $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit("kvarn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11.") if sys.version_info < (3, 11) else None'

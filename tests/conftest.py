@@ -1,6 +1,14 @@
 import os
+from collections.abc import Iterator
 
+import harness
 import pytest
+
+
+@pytest.fixture(params=harness.BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    with harness.using(request.param):
+        yield request.param
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,20 +1,65 @@
 """Runs random attention through the real cache on a schedule, and says what dense attention would give.
 
-Storage is filled with NaN first: a cell that is read before it was written shows in the output.
+Storage is filled with NaN first: a cell that is read before it was written shows in the output. A test that asks for
+the fixture `backend` runs once on the reference and once per instruction set of the native backend; `backend()` gives
+the one whose turn it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
+from kvarn import isa
+from kvarn.backends.base import Backend
+from kvarn.backends.cpu import Cpu, make_pool
 from kvarn.backends.reference import Reference, dense
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codecs import CODECS
+from kvarn.cache.counters import Counters
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.strategy import STRATEGIES
 
 Schedule = Sequence[dict[int, int]]  # per step: sequence -> new tokens
+BACKENDS = ("reference", *isa.available())  # the native one by instruction set
+LOG2E = np.float32(1.4426950408889634)
+_current = ["reference"]
+
+
+@cache
+def pool(threads: int = 2) -> isa.Pool:
+    return make_pool(threads)
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """The backend of this name, until the end of the block."""
+    before = isa.current()
+    _current.append(name)
+    if name != "reference":
+        isa.select(name)
+    try:
+        yield
+    finally:
+        _current.pop()
+        isa.select(before)
+
+
+def backend() -> Backend:
+    return Reference() if _current[-1] == "reference" else Cpu(pool())
+
+
+def native() -> bool:
+    return _current[-1] != "reference"
+
+
+def strategies() -> Sequence[str]:
+    """Bookkeeping does not know instruction sets: all strategies with the best one, three with each of the others."""
+    return list(STRATEGIES) if _current[-1] in BACKENDS[:2] else ["contiguous", "ring", "paged"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +121,7 @@ def drive(cache: KVCache, schedule: Schedule, data: dict[tuple[int, int], Inputs
 
 
 def run(config: CacheConfig, schedule: Schedule, seed: int = 0) -> tuple[dict[tuple[int, int], np.ndarray], KVCache]:
-    cache = KVCache(config, Reference())
+    cache = KVCache(config, backend())
     fill_with_nan(cache)
     return drive(cache, schedule, workload(config, schedule, seed)), cache
 
@@ -105,6 +150,34 @@ def decoded(x: np.ndarray, codec: str) -> np.ndarray:
 
 def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
     return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.head_dim**-0.5)
+
+
+class Expected(NamedTuple):
+    values: np.ndarray
+    bound: np.ndarray | float  # by which the codec's arithmetic may move each of them, float32's rounding aside
+
+
+def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
+    """The oracle's rows from position `first` on. Native bf16 and int8 round scaled queries and probabilities to bf16:
+    the first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
+    k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.head_dim**-0.5
+    if not native() or codec in ("f32", "f16"):
+        return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
+    q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
+    both = np.concatenate([v, np.abs(v)], axis=-1)
+    values, average = np.split(dense.attend(q[first:], k, both, spec, scale, first), 2, axis=-1)
+    return Expected(values, 1.01 * 2.0**-8 * average)
+
+
+def assert_near(output: np.ndarray, expected: Expected, *where: object) -> None:
+    assert np.isfinite(output).all(), where
+    excess = (np.abs(output - expected.values) - expected.bound).max()
+    assert excess < 3e-6 * max(1.0, np.abs(expected.values).max()), (*where, excess)
+
+
+def moved(counters: Counters) -> tuple[int, int, int, dict[str, int]]:
+    """What must not differ between backends: all but time."""
+    return counters.written, counters.read, counters.copied, dict(counters.calls)
 
 
 def bits(x: np.ndarray) -> np.ndarray:

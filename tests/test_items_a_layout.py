@@ -5,9 +5,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from harness import bits, chunks, drive, fill_with_nan, inputs, oracle, run
+from harness import assert_near, backend, bits, chunks, drive, expect, fill_with_nan, inputs, run
 
-from kvarn.backends.reference import Reference, dense
+from kvarn.backends.reference import dense
 from kvarn.backends.reference.cells import repeat_heads
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import row_bytes
@@ -21,7 +21,7 @@ SPEC = LayerSpec(6, 2, 5)
 
 
 def cache_of(strategy: str = "contiguous", context: int = 64, codec: str = "f32", spec=SPEC, **kw) -> KVCache:
-    return KVCache(CacheConfig([spec] * kw.pop("layers", 1), context, strategy, codec, **kw), Reference())
+    return KVCache(CacheConfig([spec] * kw.pop("layers", 1), context, strategy, codec, **kw), backend())
 
 
 def write_step(cache: KVCache, k: np.ndarray, v: np.ndarray, seq: int = 0) -> None:
@@ -33,6 +33,7 @@ def write_step(cache: KVCache, k: np.ndarray, v: np.ndarray, seq: int = 0) -> No
     cache.commit(seq, range(start, start + len(k)))
 
 
+@pytest.mark.usefixtures("backend")
 def test_item_01_canonical_shape_and_strides() -> None:
     cache = cache_of(layout="token-major", max_seqs=2)
     x = {seq: inputs(SPEC, 9, seed=seq) for seq in (0, 1)}
@@ -53,6 +54,7 @@ def test_item_01_canonical_shape_and_strides() -> None:
     assert (batched[:, SPEC.n_kv_heads :] == x[1].k).all()
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_01_and_03_a_write_touches_one_timestep(strategy: str) -> None:
     """The whole arena before and after: only the fresh timestep's bytes differ, repeated or not."""
@@ -70,6 +72,7 @@ def test_item_01_and_03_a_write_touches_one_timestep(strategy: str) -> None:
         assert (store.k[block, 0, :, 7 - first] == repeat_heads(x.k[7:], heads // 2)[0]).all()
 
 
+@pytest.mark.usefixtures("backend")
 def test_item_02_repeated_equals_repeat_and_transpose_at_every_step() -> None:
     """Batch 2, 2 KV heads, group 3, 4 tokens, dim 5: [batch * n_heads, seq, dim] against a canonical cache."""
     canonical = cache_of("contiguous", layout="token-major", max_seqs=2)
@@ -99,6 +102,7 @@ def test_item_02_repeated_exists_only_under_gqa_and_the_plain_repeat_stays() -> 
     assert (repeat_heads(x, 2)[:, [1, 3, 5, 7]] == x).all()
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_04_bytes_written_and_read(strategy: str, codec: str) -> None:
@@ -180,6 +184,7 @@ def misuses(cache: KVCache):
     }
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_06_misuse_raises_a_named_error_and_changes_nothing(strategy: str) -> None:
     cache = cache_of(strategy, max_seqs=3, max_chunk=32)
@@ -232,6 +237,7 @@ def test_item_08_byte_offsets_of_every_layer() -> None:
     assert phi4.nbytes * 4 == wide.nbytes
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_09_layers_never_overwrite_each_other(strategy: str, codec: str) -> None:
@@ -246,6 +252,7 @@ def test_item_09_layers_never_overwrite_each_other(strategy: str, codec: str) ->
     assert [at.k for at in cache.plan.offsets] == [0, *ends[:-1]]
 
 
+@pytest.mark.usefixtures("backend")
 def test_item_09_index_inside_a_head_major_slab() -> None:
     cache = cache_of("head-major", context=64, layers=2)
     x = inputs(SPEC, 20, seed=5)
@@ -261,6 +268,7 @@ def test_item_09_index_inside_a_head_major_slab() -> None:
                 assert (v[index : index + 5] == x.v[pos, head]).all()
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("strategy", "pinned"), [("ring", 0), ("sinks", 4), ("sinks", 70), ("sliding", 0)])
 def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
     """At W-1, W, W+1, at R*B-1, R*B, R*B+1 and after 2.5 laps: the same window over everything gives the same."""
@@ -270,7 +278,7 @@ def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
     config = CacheConfig(
         [spec], context, strategy, "f32", block_size=block, max_chunk=chunk, window=window, pinned=pinned
     )
-    cache = KVCache(config, Reference())
+    cache = KVCache(config, backend())
     fill_with_nan(cache)
     geometry = cache.plan.groups[0].geometry
     lap = geometry.window_blocks * block
@@ -293,6 +301,7 @@ def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
     cache.check()
 
 
+@pytest.mark.usefixtures("backend")
 def test_item_10_chunked_prefill_into_a_ring_sized_by_the_formula() -> None:
     """Every chunk size up to the largest, at every phase; one block less and the first rows of a chunk lose keys."""
     spec = LayerSpec(2, 1, 4, window=20)
@@ -301,7 +310,7 @@ def test_item_10_chunked_prefill_into_a_ring_sized_by_the_formula() -> None:
         sizes = [chunk] * (300 // chunk)
         output, _ = run(config, chunks(0, *sizes))
         x = inputs(spec, sum(sizes), seed=0)
-        assert np.abs(output[0, 0] - oracle(x, spec, "f32")).max() < 2e-6
+        assert_near(output[0, 0], expect(x, spec, "f32"), chunk)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

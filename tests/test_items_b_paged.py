@@ -6,9 +6,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from harness import bits, chunks, drive, fill_with_nan, inputs, oracle
+from harness import assert_near, backend, bits, chunks, drive, expect, fill_with_nan, inputs
 
-from kvarn.backends.reference import Reference, attention, cells
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codecs import CODECS
 from kvarn.cache.counters import Counters
@@ -43,7 +42,7 @@ def test_item_12_arena_of_blocks(block_size: int) -> None:
     bytes_per_token = 2 * layers * 4 * 64 * 2
     budget = 8192 * bytes_per_token
     cache = KVCache(
-        CacheConfig([tinyllama] * layers, 8192, "paged", "bf16", block_size=block_size, cache_bytes=budget), Reference()
+        CacheConfig([tinyllama] * layers, 8192, "paged", "bf16", block_size=block_size, cache_bytes=budget), backend()
     )
     assert cache.plan.n_blocks * block_size == 8192
     assert cache.plan.nbytes == budget == cache.arena.nbytes
@@ -55,7 +54,7 @@ def test_item_12_arena_of_blocks(block_size: int) -> None:
 
 
 def test_item_13_block_arrays_alias_storage() -> None:
-    cache = KVCache(CacheConfig([SPEC] * 2, 128, "paged", "f32"), Reference())
+    cache = KVCache(CacheConfig([SPEC] * 2, 128, "paged", "f32"), backend())
     drive(cache, chunks(0, 100), {(0, layer): inputs(SPEC, 100, seed=layer) for layer in (0, 1)})
     start = cache.arena.ctypes.data
     for store, at in zip(cache.stores, cache.plan.offsets, strict=True):
@@ -74,6 +73,7 @@ def table_over(blocks: list[int], block_size: int, length: int, new: int) -> Tab
     return table
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("codec", ["f32", "f16", "bf16"])
 def test_item_14_block_format_and_stacked_format(codec: str) -> None:
     """[pages, layers, block, heads, dim] and [pages, block, heads, dim] hold the same cells and give the same bits."""
@@ -89,11 +89,11 @@ def test_item_14_block_format_and_stacked_format(codec: str) -> None:
     table = table_over([5, 2, 6, 0], block, 50, 50)
     results = []
     for store in stores:
-        cells.write(x.k, x.v, store, table)
+        backend().write(x.k, x.v, store, table)
         results.append(np.zeros_like(x.q))
-        attention.prefill(x.q, store, table, SPEC, 8**-0.5, results[-1])
+        backend().prefill(x.q, store, table, SPEC, 8**-0.5, results[-1])
     assert (bits(results[0]) == bits(results[1])).all()
-    assert np.abs(results[0] - oracle(x, SPEC, codec)).max() < 2e-6
+    assert_near(results[0], expect(x, SPEC, codec))
     assert (k5[:, layer] == k4).all()
     assert not k5[:, [0, 2]].any(), "the other layers were not touched"
     for pages_of, store in zip((k5, k4), stores, strict=True):
@@ -143,11 +143,12 @@ def test_item_15_double_create_and_double_release_are_safe() -> None:
     assert p.n_used == 0
 
 
+@pytest.mark.usefixtures("backend")
 def test_item_16_fragmented_shuffled_and_interleaved_tables() -> None:
     """Sequences that grow in turn, after others left holes, have scattered blocks; the bits are those of one slab."""
     lengths = {seq: 120 + 7 * seq for seq in range(4)}
     data = {(seq, 0): inputs(SPEC, n, seed=seq) for seq, n in lengths.items()}
-    cache = KVCache(CacheConfig([SPEC], 160, "paged", "f32", block_size=16, max_seqs=8), Reference())
+    cache = KVCache(CacheConfig([SPEC], 160, "paged", "f32", block_size=16, max_seqs=8), backend())
     fill_with_nan(cache)
     for seq in range(100, 108):  # leave a shuffled free list behind
         cache.open(seq)
@@ -164,11 +165,12 @@ def test_item_16_fragmented_shuffled_and_interleaved_tables() -> None:
     assert scattered != sorted(scattered)
     assert any(abs(a - b) != 1 for a, b in itertools.pairwise(scattered))
     for seq in lengths:
-        alone = KVCache(CacheConfig([SPEC], 160, "contiguous", "f32"), Reference())
+        alone = KVCache(CacheConfig([SPEC], 160, "contiguous", "f32"), backend())
         expected = drive(alone, chunks(seq, lengths[seq]), {(seq, 0): data[seq, 0]})
         assert (bits(output[seq, 0]) == bits(expected[seq, 0])).all()
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", ["paged", "contiguous", "ring", "sinks", "sliding"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_item_16_fork_with_copy_on_write(strategy: str, codec: str) -> None:
@@ -176,7 +178,7 @@ def test_item_16_fork_with_copy_on_write(strategy: str, codec: str) -> None:
     at, end = 45, 80
     window = None if strategy in ("paged", "contiguous") else 30
     config = CacheConfig([SPEC] * 2, 96, strategy, codec, block_size=16, max_seqs=2, max_chunk=45, window=window)
-    cache = KVCache(config, Reference())
+    cache = KVCache(config, backend())
     fill_with_nan(cache)
     spec = cache.plan.groups[0].geometry.spec
     parent = [inputs(SPEC, end, seed=layer) for layer in (0, 1)]
@@ -218,8 +220,7 @@ def test_item_16_fork_with_copy_on_write(strategy: str, codec: str) -> None:
         assert cache.counters.copied == copied_slots * cache.plan.bytes_per_token, "only what was written is copied"
     for seq in (0, 1):
         ours = np.concatenate(outputs[seq])[-(end - at) :]
-        expected = oracle(texts[seq][1], spec, codec)[at:]
-        assert np.abs(ours - expected).max() < 3e-6, seq
+        assert_near(ours, expect(texts[seq][1], spec, codec, first=at), seq)
     assert not np.allclose(outputs[0][-1], outputs[1][-1]), "they did diverge"
 
 
@@ -255,7 +256,7 @@ def test_item_17_all_groups_or_none() -> None:
     config = CacheConfig(
         [local, full], 96, "paged", "f32", block_size=16, max_seqs=2, max_chunk=32, cache_bytes=windows + 5 * block
     )
-    cache = KVCache(config, Reference())
+    cache = KVCache(config, backend())
     assert [g.geometry.n_blocks for g in cache.plan.groups] == [8, 5]
     cache.open(0)
     cache.open(1)
@@ -314,7 +315,7 @@ def test_item_18_senseless_watermarks_are_refused(marks: tuple[float, float]) ->
 @pytest.mark.parametrize("strategy", ["paged", "sliding", "contiguous", "ring"])
 def test_item_19_no_leak_over_a_thousand_requests(strategy: str) -> None:
     config = CacheConfig([LayerSpec(2, 1, 1)], 128, strategy, "f32", max_seqs=4, block_size=16, max_chunk=64, window=40)
-    cache = KVCache(config, Reference())
+    cache = KVCache(config, backend())
     rng = np.random.default_rng(5)
 
     def request(i: int) -> None:

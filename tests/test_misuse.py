@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from harness import chunks, drive, fill_with_nan, inputs
+from harness import backend, chunks, drive, fill_with_nan, inputs
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
@@ -24,7 +24,7 @@ X = inputs(SPEC, 40, seed=0)
 
 def cache_of(strategy: str = "paged", **more) -> KVCache:
     settings = dict(context=128, codec="f32", block_size=16, max_seqs=3, max_chunk=32) | more
-    cache = KVCache(CacheConfig([SPEC], strategy=strategy, **settings), Reference())
+    cache = KVCache(CacheConfig([SPEC], strategy=strategy, **settings), backend())
     fill_with_nan(cache)
     return cache
 
@@ -36,6 +36,7 @@ def begin(cache: KVCache, start: int, stop: int, seq: int = 0) -> np.ndarray:
     return cache.attend(0, X.q[start:stop])
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_fork_waits_for_the_end_of_the_step(strategy: str) -> None:
     cache = cache_of(strategy)
@@ -50,6 +51,7 @@ def test_a_fork_waits_for_the_end_of_the_step(strategy: str) -> None:
     assert np.isfinite(begin(cache, 10, 11)).all()
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_commit_of_a_part_ends_the_step() -> None:
     cache = cache_of()
     cache.open(0)
@@ -166,6 +168,7 @@ def test_a_budget_is_not_exceeded_by_alignment() -> None:
         assert made.nbytes <= budget * 2
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_sequence_freed_by_another_thread_leaves_the_running_step_whole(strategy: str) -> None:
     """The tables are read-only while kernels run: freeing changes bookkeeping, not the step under way."""
@@ -266,6 +269,7 @@ def test_what_is_left_of_a_rewind_does_not_depend_on_the_context() -> None:
         assert len(r.blocks) - min(r.changed, len(r.blocks)) <= 40
 
 
+@pytest.mark.usefixtures("backend")
 def test_unfinished_work_is_harmless() -> None:
     cache = cache_of()
     drive(cache, chunks(0, 20), {(0, 0): X})

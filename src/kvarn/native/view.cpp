@@ -48,7 +48,8 @@ void Plan::make(const TableView& table, const SpecView& spec, const StoreView& s
                 decode.push_back({int32_t(s), int32_t(h), int32_t(n), c, std::min(c + kChunk, length), partial_floats});
                 partial_floats += n * group * stride;
             }
-            for (int64_t i = 0; i < n; ++i) merges.push_back({first, int64_t(decode.size()) - first, int32_t(h + i)});
+            for (int64_t i = 0; i < n; ++i)
+                merges.push_back({first, int64_t(decode.size()) - first, int32_t(s), int32_t(h + i)});
         }
     }
 }

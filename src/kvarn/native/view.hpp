@@ -66,8 +66,8 @@ struct Unit {
 };
 
 struct Merge {         // the partial results of one sequence and one stored head
-    int64_t first, n;  // units
-    int32_t head;
+    int64_t first, n;  // units; none of an empty sequence
+    int32_t seq, head;
 };
 
 int64_t scratch_bytes(int64_t dim);  // that a thread needs

@@ -62,7 +62,7 @@ class Cpu(Reference):
         return isa.native.arena(nbytes)  # in large pages: a tile of keys is a page of the small kind
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
-        spec = LayerSpec(k.shape[1], k.shape[1], k.shape[2])  # what is seen does not matter to a write
+        spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2])  # what is seen does not matter to a write
         store.counters.written += _view(store, table, spec).write(0, k, v)
 
     def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:

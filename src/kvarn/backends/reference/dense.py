@@ -12,12 +12,12 @@ Doubles = NDArray[np.float64]
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], spec: LayerSpec, scale: float, first: int = 0) -> Doubles:
-    """q [T, n_heads, dim] at positions first.., k and v [L, n_kv_heads, dim] at positions 0.. -> [T, n_heads, dim].
+    """q [T, n_heads, dim] at positions first.., k and v [L, n_kv_heads, dim] at positions 0.. -> [T, n_heads, v's dim].
 
     A key that a query may not see does not reach it, whatever it holds."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     k, v = repeat_heads(k, spec.group), repeat_heads(v, spec.group)  # [L, n_heads, dim]
-    out = np.zeros(q.shape)
+    out = np.zeros((*q.shape[:2], v.shape[-1]))
     for row, pos in enumerate(range(first, first + len(q))):
         seen = np.flatnonzero(spec.visible(pos, np.arange(len(k))))
         s = np.einsum("hd,lhd->hl", q[row], k[seen]) * scale

@@ -163,7 +163,7 @@ void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const floa
     const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16), stride = 2 + depth;
     const Unit* u = units + m.first;
     float o[16 * 256];
-    float* out = a.out + a.table.q_start[u->seq] * a.out_stride + m.head * group * s.dim;
+    float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
     Totals total(group), piece(group);
     memset(o, 0, size_t(group * depth) * 4);
     for (int64_t i = 0; i < m.n; ++i) {
