@@ -158,7 +158,7 @@ class Engine:
         """The next token of a sample that caught up; at the end of a prompt, the first token of all the samples."""
         request, sampler = self._requests[sample.request.id]
         siblings: list[Sample] = []
-        if sample.index == 0 and not sample.output:  # the prompt is computed, for the first time
+        if sample.index == 0 and not sample.n_output:  # the prompt is computed, for the first time
             siblings = [s for s in request.samples[1:] if s.finish_reason is None]
             self.stats.prompt_tokens += len(request.prompt)
             self.stats.cached_tokens += request.adoption.reused if request.adoption else 0
@@ -178,7 +178,7 @@ class Engine:
         params = sample.request.params
         if token in params.stop_tokens or (token in self._eos and not params.ignore_eos):
             self._finish(sample, "stop")
-        elif len(sample.output) >= params.max_tokens or len(sample.tokens) > self.cache.longest:
+        elif sample.n_output >= params.max_tokens or len(sample.tokens) > self.cache.longest:
             self._finish(sample, "length")
 
     def _finish(self, sample: Sample, reason: str) -> None:

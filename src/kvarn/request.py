@@ -72,6 +72,10 @@ class Sample:
         return self.tokens[len(self.request.prompt) :]
 
     @property
+    def n_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
     def missing(self) -> int:
         return len(self.tokens) - self.computed
 

@@ -76,10 +76,12 @@ class Table:
         self.kv_len = np.zeros(max_seqs, np.int32)  # [S] tokens written, this step's included
         self.q_start = np.zeros(max_seqs + 1, np.int32)  # [S + 1] rows of q that belong to each sequence
         self.slots = np.zeros(0, np.int64)  # [T] the cell each new token is written to; -1 is padding
+        self.positions = np.zeros(0, np.int32)  # [T] the position of each new token
 
     def update(self, rows: Sequence[int], residencies: Sequence[Residency]) -> None:
         """Take over what changed. `rows` ascend; their sequences are the step, all others sit it out."""
         slots: list[int] = []
+        positions: list[int] = []
         for row, r in zip(rows, residencies, strict=True):
             held = len(r.blocks)
             if r.changed < held:
@@ -89,14 +91,17 @@ class Table:
             if r.reserved - r.length == 1:
                 entry = -1 if r.length >= r.firsts[-1] else r.index(r.length // self.block_size)
                 slots.append(r.blocks[entry] * self.block_size + r.length - r.firsts[entry])
+                positions.append(r.length)
             else:
                 self._slots_of_chunk(r, slots)
+                positions.extend(range(r.length, r.reserved))
         self.n_blocks[rows] = [len(r.blocks) for r in residencies]
         self.kv_len[rows] = [r.reserved for r in residencies]
         new = np.zeros(len(self.n_blocks), np.int32)
         new[rows] = [r.reserved - r.length for r in residencies]
         np.cumsum(new, out=self.q_start[1:])
         self.slots = np.array(slots, np.int64)
+        self.positions = np.array(positions, np.int32)
 
     def _slots_of_chunk(self, r: Residency, slots: list[int]) -> None:
         pos = r.length
@@ -106,10 +111,3 @@ class Table:
             cell = r.blocks[entry] * self.block_size + pos - r.firsts[entry]
             slots.extend(range(cell, cell + stop - pos))
             pos = stop
-
-    @property
-    def positions(self) -> NDArray[np.int32]:
-        """[T] the position of each new token."""
-        new = np.diff(self.q_start)
-        first = self.kv_len - new - self.q_start[:-1]  # position minus row of q
-        return np.arange(self.q_start[-1], dtype=np.int32) + np.repeat(first, new)

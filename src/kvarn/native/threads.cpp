@@ -11,7 +11,7 @@ namespace kvarn {
 namespace {
 
 constexpr int64_t kBarrierSpin = 40'000;  // ns: longer than the imbalance of an operation
-constexpr int64_t kIdleSpin = 200'000;    // ns: longer than what Python does between two steps
+constexpr int64_t kIdleSpin = 500'000;    // ns: longer than what Python does between two steps
 
 void pause() {
 #if defined(__x86_64__)
