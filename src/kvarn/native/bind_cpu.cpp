@@ -11,30 +11,13 @@
 #include <optional>
 
 #include "bandwidth.hpp"
+#include "bind.hpp"
+#include "checks.hpp"
 #include "pages.hpp"
-#include "program.hpp"
 
-namespace nb = nanobind;
 using namespace kvarn;
 
 namespace {
-
-template <typename T, int N>
-using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-using Strided = nb::ndarray<nb::device::cpu>;
-
-std::string describe(const Strided& x) {
-    std::string text = "[";
-    for (size_t i = 0; i < x.ndim(); ++i) text += (i ? ", " : "") + std::to_string(x.shape(i));
-    text += "] strides [";
-    for (size_t i = 0; i < x.ndim(); ++i) text += (i ? ", " : "") + std::to_string(x.stride(i));
-    return text + "] of " + std::to_string(x.dtype().bits) + "-bit " +
-           (x.dtype().code == uint8_t(nb::dlpack::dtype_code::Float) ? "floats" : "integers");
-}
-
-void ensure(bool holds, const std::string& what) {
-    if (!holds) throw nb::value_error(what.c_str());
-}
 
 // -- weights ----------------------------------------------------------------------------------------------------------
 
@@ -48,16 +31,20 @@ void over_groups(Pool& pool, int64_t groups, Fn&& fn) {
     });
 }
 
-Packed pack_rows(Pool& pool, const std::string& type, Array<const uint8_t, 2> rows, int64_t cols) {
+Packed pack_rows(Pool& pool, const std::string& type, In stored, int64_t cols) {
+    const Array<const uint8_t, 2> rows(stored, "pack: rows");
     Kind kind;
     const bool known = kind_of(type, kind);
     ensure(known || type == "Q2_K", "weights of type " + type + " have no packing of their own: give their numbers");
     if (!known) kind = Kind::Whole16Min;
     const int64_t unit = type.size() > 2 && type.ends_with("_K") ? 256 : known && kind < Kind::Whole32 ? 32 : 1;
     ensure(cols > 0 && cols % unit == 0, type + " rows of " + std::to_string(cols) + " are no whole blocks");
+    const int64_t bytes = row_bytes(type, cols);
+    ensure(rows.shape(0) > 0 && rows.shape(1) == bytes, "pack: a row of " + std::to_string(cols) + " columns of " +
+                                                            type + " is " + std::to_string(bytes) + " bytes, not " +
+                                                            describe(stored));
     nb::gil_scoped_release release;
-    const Packed out = allocate(kind, int64_t(rows.shape(0)), cols);
-    const auto bytes = int64_t(rows.shape(1));
+    const Packed out = allocate(kind, rows.shape(0), cols);
     over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
         if (known)
             pack(rows.data(), bytes, out, begin, end);
@@ -67,10 +54,12 @@ Packed pack_rows(Pool& pool, const std::string& type, Array<const uint8_t, 2> ro
     return out;
 }
 
-std::optional<Packed> pack_numbers(Pool& pool, Array<const float, 2> rows) {
+std::optional<Packed> pack_numbers(Pool& pool, In numbers) {
+    const Array<const float, 2> rows(numbers, "pack: numbers");
+    ensure(rows.shape(0) > 0 && rows.shape(1) > 0, "pack: there are no numbers in " + describe(numbers));
     nb::gil_scoped_release release;
     for (const Kind kind : {Kind::Whole32, Kind::Whole16}) {
-        const Packed out = allocate(kind, int64_t(rows.shape(0)), int64_t(rows.shape(1)));
+        const Packed out = allocate(kind, rows.shape(0), rows.shape(1));
         std::atomic<bool> exact{true};
         over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
             if (exact.load(std::memory_order_relaxed) && !pack_floats(rows.data(), out, begin, end)) exact = false;
@@ -80,141 +69,20 @@ std::optional<Packed> pack_numbers(Pool& pool, Array<const float, 2> rows) {
     return std::nullopt;
 }
 
-void unpack(const Packed& w, Array<float, 2> out) {
-    ensure(int64_t(out.shape(0)) == w.rows && int64_t(out.shape(1)) == w.cols,
-           "unpack: out has another shape than the weight");
+void unpack(const Packed& w, Out result) {
+    const Array<float, 2> out(result, "unpack: out");
+    ensure(out.shape(0) == w.rows && out.shape(1) == w.cols, "unpack: the weight is [" + std::to_string(w.rows) + ", " +
+                                                                 std::to_string(w.cols) + "], out is " +
+                                                                 describe(result));
     nb::gil_scoped_release release;
     for (int64_t r = 0; r < w.rows; ++r) unpack_row(w, r, out.data() + r * w.cols);
 }
 
-// -- the cache --------------------------------------------------------------------------------------------------------
-
-struct Cache {
-    CacheView view;
-    std::vector<nb::object> kept;  // the arrays that the view points into
-};
-
-Strides strides_of(const Strided& x) {
-    return {x.stride(0), x.stride(1), x.stride(2), x.stride(3), x.ndim() > 4 ? x.stride(4) : 0};
-}
-
-void add_group(Cache& c, Array<const int32_t, 2> blocks, Array<const int32_t, 2> first,
-               Array<const int32_t, 1> n_blocks, Array<const int32_t, 1> kv_len, Array<const int32_t, 1> q_start,
-               int64_t n_heads, int64_t n_kv_heads, int64_t window, int64_t pinned) {
-    const size_t seqs = blocks.shape(0);
-    ensure(first.shape(0) == seqs && first.shape(1) == blocks.shape(1) && n_blocks.shape(0) == seqs &&
-               kv_len.shape(0) == seqs && q_start.shape(0) == seqs + 1,
-           "table: blocks and first are [S, N], n_blocks and kv_len [S], q_start [S + 1]");
-    GroupView g;
-    g.table = {blocks.data(),
-               first.data(),
-               n_blocks.data(),
-               kv_len.data(),
-               q_start.data(),
-               nullptr,
-               int64_t(seqs),
-               int64_t(blocks.shape(1)),
-               0};
-    g.spec = {n_heads, n_kv_heads, window, pinned};
-    c.view.groups.push_back(g);
-    for (const nb::object& x :
-         {nb::cast(blocks), nb::cast(first), nb::cast(n_blocks), nb::cast(kv_len), nb::cast(q_start)})
-        c.kept.push_back(x);
-}
-
-void add_layer(Cache& c, Strided k, Strided v, std::optional<Strided> k_scale, std::optional<Strided> v_scale,
-               int codec, int64_t group) {
-    ensure(group >= 0 && group < int64_t(c.view.groups.size()), "add_layer: the group is not there");
-    ensure(codec >= 0 && codec <= 3, "add_layer: unknown codec");
-    const SpecView& spec = c.view.groups[size_t(group)].spec;
-    LayerView layer;
-    StoreView& s = layer.store;
-    s.codec = Codec(codec);
-    for (const Strided& x : {k, v})
-        ensure(x.ndim() == 5 && int64_t(x.dtype().bits) == 8 * cell_bytes(s.codec),
-               "store: cells are [block, panel, head, slot, dim] of " + std::to_string(8 * cell_bytes(s.codec)) +
-                   " bits, not " + describe(x));
-    for (size_t i = 0; i < 5; ++i)
-        ensure(k.shape(i) == v.shape(i), "store: K is " + describe(k) + ", V is " + describe(v));
-    s.k = static_cast<uint8_t*>(k.data()), s.v = static_cast<uint8_t*>(v.data());
-    s.ks = strides_of(k), s.vs = strides_of(v);
-    s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
-    s.block_size = int64_t(k.shape(1) * k.shape(3));
-    s.n_heads = int64_t(k.shape(2)), s.dim = int64_t(k.shape(4));
-    ensure(s.panel_size % 16 == 0, "store: a panel holds a multiple of 16 slots, not " + std::to_string(s.panel_size));
-    ensure(s.dim <= 256, "store: head dimensions up to 256 are implemented, not " + std::to_string(s.dim));
-    ensure(spec.n_heads % s.n_heads == 0 && spec.n_heads / s.n_heads <= 16,
-           "store: at most 16 query heads share a KV head, not " + std::to_string(spec.n_heads / s.n_heads));
-    if (s.codec == Codec::Int8) {
-        ensure(k_scale && v_scale && k_scale->ndim() == 4 && v_scale->ndim() == 4, "store: int8 cells need scales");
-        s.k_scale = static_cast<float*>(k_scale->data()), s.v_scale = static_cast<float*>(v_scale->data());
-        s.k_scales = strides_of(*k_scale), s.v_scales = strides_of(*v_scale);
-        c.kept.push_back(nb::cast(*k_scale)), c.kept.push_back(nb::cast(*v_scale));
-    }
-    layer.group = group;
-    c.view.layers.push_back(layer);
-    c.kept.push_back(nb::cast(k)), c.kept.push_back(nb::cast(v));
-}
-
-// This step's cells; checked here because kernels write where they point.
-void set_slots(Cache& c, int64_t group, Array<const int64_t, 1> slots) {
-    ensure(group >= 0 && group < int64_t(c.view.groups.size()), "set_slots: the group is not there");
-    TableView& t = c.view.groups[size_t(group)].table;
-    ensure(int64_t(slots.shape(0)) == t.q_start[t.n_seqs], "table: one slot per new token is needed");
-    int64_t cells = INT64_MAX;
-    for (const LayerView& l : c.view.layers)
-        if (l.group == group) cells = std::min(cells, l.store.n_blocks * l.store.block_size);
-    for (size_t i = 0; i < slots.shape(0); ++i)
-        ensure(slots.data()[i] >= -1 && slots.data()[i] < cells, "table: a slot lies outside the store");
-    t.slots = slots.data(), t.tokens = int64_t(slots.shape(0));
-}
-
-const LayerView& layer_of(const Cache& c, int64_t layer) {
-    ensure(layer >= 0 && layer < int64_t(c.view.layers.size()), "the layer is not there");
-    return c.view.layers[size_t(layer)];
-}
-
-int64_t write_layer(Cache& c, int64_t layer, Array<const float, 3> k, Array<const float, 3> v) {
-    const LayerView& l = layer_of(c, layer);
-    const GroupView& g = c.view.groups[size_t(l.group)];
-    for (const auto& x : {k, v})
-        ensure(int64_t(x.shape(0)) == g.table.tokens && int64_t(x.shape(1)) == g.spec.n_kv_heads &&
-                   int64_t(x.shape(2)) == l.store.dim,
-               "write: k and v are [new tokens, KV heads, dim]");
-    nb::gil_scoped_release release;
-    int64_t written = 0;
-    const int64_t row = g.spec.n_kv_heads * l.store.dim;
-    for (int64_t t = 0; t < g.table.tokens; ++t)
-        if (g.table.slots[t] >= 0)
-            written += write_token(l.store, *kernels().cells, g.table.slots[t], k.data() + t * row, v.data() + t * row,
-                                   g.spec.n_kv_heads);
-    return written;
-}
-
-int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, Array<const float, 3> q, Array<float, 3> out, float scale,
-                     bool prefill, bool decode) {
-    const LayerView& l = layer_of(c, layer);
-    const GroupView& g = c.view.groups[size_t(l.group)];
-    const int64_t tokens = g.table.q_start[g.table.n_seqs];
-    ensure(int64_t(q.shape(0)) >= tokens && int64_t(q.shape(1)) == g.spec.n_heads &&
-               int64_t(q.shape(2)) == l.store.dim && out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) &&
-               out.shape(2) == q.shape(2),
-           "attention: q and out are [new tokens, heads, dim] in f32");
-    for (int64_t s = 0; s < g.table.n_seqs; ++s)
-        for (int64_t i = 0; i < g.table.n_blocks[s]; ++i) {
-            const int32_t block = g.table.blocks[s * g.table.max_blocks + i];
-            ensure(block >= 0 && block < l.store.n_blocks,
-                   "table: block " + std::to_string(block) + " lies outside the store");
-        }
-    nb::gil_scoped_release release;
-    const int64_t stride = g.spec.n_heads * l.store.dim;
-    const AttentionArgs args{l.store, g.table, g.spec, scale, q.data(), out.data(), stride, stride};
-    return attend(pool, kernels(), args, prefill, decode).read;
-}
-
 // -- programs ---------------------------------------------------------------------------------------------------------
 
-Vector padded(const std::optional<Array<const float, 1>>& x) {
+using OptionalVector = std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
+
+Vector padded(const OptionalVector& x) {
     if (!x) return nullptr;
     auto v = std::make_shared<std::vector<float>>((x->shape(0) + 31) / 32 * 32, 0.0f);
     std::copy(x->data(), x->data() + x->shape(0), v->begin());
@@ -223,17 +91,23 @@ Vector padded(const std::optional<Array<const float, 1>>& x) {
 
 using Counts = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-Counts run(Program& p, Cache& c, Array<const int64_t, 1> tokens, Array<const int32_t, 1> positions,
-           Array<const int64_t, 1> rows, Array<float, 2> logits) {
-    const auto n = int64_t(tokens.shape(0)), wanted = int64_t(rows.shape(0));
-    ensure(int64_t(positions.shape(0)) == n, "run: one position per token is needed");
-    for (const GroupView& g : c.view.groups) ensure(g.table.tokens == n, "run: the table is prepared for another step");
-    for (size_t i = 0; i < tokens.shape(0); ++i)
-        ensure(tokens.data()[i] >= 0 && tokens.data()[i] < p.vocabulary(), "run: a token lies outside the vocabulary");
-    for (size_t i = 0; i < rows.shape(0); ++i)
-        ensure(rows.data()[i] >= 0 && rows.data()[i] < n, "run: a row lies outside the step");
-    ensure(int64_t(logits.shape(0)) == wanted && int64_t(logits.shape(1)) == (p.vocabulary() + 15) / 16 * 16,
-           "run: logits are [rows, vocabulary rounded up to 16]");
+Counts run(Program& p, Cache& c, In token_ids, In token_positions, In wanted_rows, Out result) {
+    const Array<const int64_t, 1> tokens(token_ids, "run: tokens"), rows(wanted_rows, "run: rows");
+    const Array<const int32_t, 1> positions(token_positions, "run: positions");
+    const Array<float, 2> logits(result, "run: logits");
+    const int64_t n = tokens.shape(0), wanted = rows.shape(0);
+    ensure(positions.shape(0) == n, "run: one position per token is needed");
+    for (int64_t i = 0; i < n; ++i)
+        if (tokens.data()[i] < 0 || tokens.data()[i] >= p.vocabulary())
+            ensure(false, "run: token " + std::to_string(tokens.data()[i]) + " lies outside the vocabulary of " +
+                              std::to_string(p.vocabulary()));
+    for (int64_t i = 0; i < wanted; ++i)
+        if (rows.data()[i] < 0 || rows.data()[i] >= n)
+            ensure(false, "run: row " + std::to_string(rows.data()[i]) + " lies outside the step of " +
+                              std::to_string(n) + " tokens");
+    ensure(logits.shape(0) == wanted && logits.shape(1) == (p.vocabulary() + 15) / 16 * 16,
+           "run: logits are [rows, vocabulary rounded up to 16], not " + describe(result));
+    check_step(p, c.view, positions.data(), n);
     nb::gil_scoped_release release;
     const Counted k = p.run(c.view, tokens.data(), positions.data(), n, rows.data(), wanted, logits.data());
     return {k.written, k.read, k.prefill, k.decode, k.prefill_ns, k.decode_ns};
@@ -257,7 +131,6 @@ void add(Program& p, Op op) {
     p.add_op(std::move(op));
 }
 
-using OptionalVector = std::optional<Array<const float, 1>>;
 using SegmentTuple = std::tuple<Packed, OptionalVector, int, bool>;
 
 void bind_program(nb::module_& m) {
@@ -360,19 +233,11 @@ void bind_cpu(nb::module_& m) {
         .def_ro("rows", &Packed::rows)
         .def_ro("cols", &Packed::cols)
         .def_prop_ro("nbytes", &Packed::nbytes)
-        .def("unpack", &unpack, nb::arg("out").noconvert());
-    m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows").noconvert(), nb::arg("cols"));
-    m.def("pack_numbers", &pack_numbers, nb::arg("pool"), nb::arg("rows").noconvert());
+        .def("unpack", &unpack, nb::arg("out"));
+    m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
+    m.def("pack_numbers", &pack_numbers, nb::arg("pool"), nb::arg("rows"));
     m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"),
           nb::call_guard<nb::gil_scoped_release>());
-    nb::class_<Cache>(m, "CacheView")
-        .def(nb::init<>())
-        .def("add_group", &add_group)
-        .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
-             nb::arg("codec"), nb::arg("group"))
-        .def("set_slots", &set_slots)
-        .def("write", &write_layer);
-    m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q").noconvert(),
-          nb::arg("out").noconvert(), nb::arg("scale"), nb::arg("prefill"), nb::arg("decode"));
+    bind_cache(m);
     bind_program(m);
 }

@@ -223,6 +223,19 @@ bool kind_of(const std::string& type, Kind& kind) {
     return false;
 }
 
+int64_t row_bytes(const std::string& type, int64_t cols) {
+    struct Stored {
+        const char* type;
+        int64_t columns, bytes;
+    };
+    constexpr Stored kStored[] = {{"Q4_0", 32, 18},   {"Q4_1", 32, 20},  {"Q5_0", 32, 22},   {"Q5_1", 32, 24},
+                                  {"Q8_0", 32, 34},   {"Q2_K", 256, 84}, {"Q4_K", 256, 144}, {"Q5_K", 256, 176},
+                                  {"Q6_K", 256, 210}, {"BF16", 1, 2},    {"F16", 1, 2},      {"F32", 1, 4}};
+    for (const Stored& s : kStored)
+        if (type == s.type) return cols / s.columns * s.bytes;
+    return 0;
+}
+
 const char* name_of(Kind kind) { return shape_of(kind).name; }
 int64_t code_bytes(Kind kind) { return shape_of(kind).codes; }
 int64_t scale_bytes(Kind kind) { return shape_of(kind).scales; }

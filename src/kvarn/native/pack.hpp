@@ -58,8 +58,9 @@ struct Packed {
 
 bool kind_of(const std::string& type, Kind& kind);  // of a GGUF type with a packing of its own
 const char* name_of(Kind kind);
-int64_t code_bytes(Kind kind);   // of one block of one group
-int64_t scale_bytes(Kind kind);  // of one block of one group, on average
+int64_t row_bytes(const std::string& type, int64_t cols);  // of a stored row of such a type, Q2_K included
+int64_t code_bytes(Kind kind);                             // of one block of one group
+int64_t scale_bytes(Kind kind);                            // of one block of one group, on average
 
 std::shared_ptr<uint8_t> pages(int64_t bytes);           // zeroed, in large pages where the system has them
 Packed allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed

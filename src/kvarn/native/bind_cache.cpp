@@ -1,0 +1,162 @@
+// The Python boundary of the cache's side: views of stores and tables, writing and attention outside a program.
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+
+#include "bind.hpp"
+#include "checks.hpp"
+
+namespace kvarn {
+namespace {
+
+template <typename Any>
+Strides strides_of(const Any& x) {
+    return {x.stride(0), x.stride(1), x.stride(2), x.stride(3), x.ndim() > 4 ? x.stride(4) : 0};
+}
+
+void add_group(Cache& c, In blocks, In first, In n_blocks, In kv_len, In q_start, int64_t n_heads, int64_t n_kv_heads,
+               int64_t window, int64_t pinned) {
+    const Array<const int32_t, 2> b(blocks, "table.blocks"), f(first, "table.first");
+    const Array<const int32_t, 1> n(n_blocks, "table.n_blocks"), len(kv_len, "table.kv_len"),
+        start(q_start, "table.q_start");
+    const int64_t seqs = b.shape(0);
+    ensure(f.shape(0) == seqs && f.shape(1) == b.shape(1) && n.shape(0) == seqs && len.shape(0) == seqs &&
+               start.shape(0) == seqs + 1,
+           "table: blocks and first are [S, N], n_blocks and kv_len [S], q_start [S + 1], not " + describe(blocks) +
+               ", " + describe(first) + ", " + describe(n_blocks) + ", " + describe(kv_len) + ", " + describe(q_start));
+    ensure(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0,
+           "spec: " + std::to_string(n_heads) + " query heads over " + std::to_string(n_kv_heads) + " KV heads");
+    ensure((window == -1 || window > 0) && pinned >= 0,
+           "spec: a window of " + std::to_string(window) + " and " + std::to_string(pinned) + " pinned tokens");
+    GroupView g;
+    g.table = {b.data(), f.data(), n.data(), len.data(), start.data(), nullptr, seqs, b.shape(1), 0};
+    g.spec = {n_heads, n_kv_heads, window, pinned};
+    c.view.groups.push_back(g);
+    c.slots.emplace_back();
+    for (const In& x : {blocks, first, n_blocks, kv_len, q_start}) c.kept.push_back(nb::cast(x));
+}
+
+float* scales_of(const std::optional<Out>& scale, const Out& cells, const char* name) {
+    ensure(scale.has_value(), std::string("store: int8 cells need a ") + name);
+    bool fits = scale->ndim() == 4 && scale->dtype() == nb::dtype<float>();
+    for (size_t i = 0; fits && i < 4; ++i) fits = scale->shape(i) == cells.shape(i);
+    ensure(fits, std::string("store: ") + name + " is float32 [block, panel, head, slot] for cells " + describe(cells) +
+                     ", not " + describe(*scale));
+    return static_cast<float*>(scale->data());
+}
+
+void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int codec,
+               int64_t group) {
+    ensure(group >= 0 && group < int64_t(c.view.groups.size()),
+           "add_layer: group " + std::to_string(group) + " is not there");
+    ensure(codec >= 0 && codec <= 3, "add_layer: unknown codec " + std::to_string(codec));
+    const SpecView& spec = c.view.groups[size_t(group)].spec;
+    LayerView layer;
+    StoreView& s = layer.store;
+    s.codec = Codec(codec);
+    for (const Out& x : {k, v})
+        ensure(x.ndim() == 5 && int64_t(x.dtype().bits) == 8 * cell_bytes(s.codec),
+               "store: cells are [block, panel, head, slot, dim] of " + std::to_string(8 * cell_bytes(s.codec)) +
+                   " bits, not " + describe(x));
+    for (size_t i = 0; i < 5; ++i)
+        ensure(k.shape(i) == v.shape(i) && k.shape(i) > 0, "store: K is " + describe(k) + ", V is " + describe(v));
+    s.k = static_cast<uint8_t*>(k.data()), s.v = static_cast<uint8_t*>(v.data());
+    s.ks = strides_of(k), s.vs = strides_of(v);
+    s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
+    s.block_size = int64_t(k.shape(1) * k.shape(3));
+    s.n_heads = int64_t(k.shape(2)), s.dim = int64_t(k.shape(4));
+    ensure(s.panel_size % 16 == 0, "store: a panel holds a multiple of 16 slots, not " + std::to_string(s.panel_size));
+    ensure(s.dim <= 256, "store: head dimensions up to 256 are implemented, not " + std::to_string(s.dim));
+    ensure(s.n_heads == spec.n_kv_heads || s.n_heads == spec.n_heads,
+           "store: " + std::to_string(s.n_heads) + " heads are neither the " + std::to_string(spec.n_kv_heads) +
+               " KV heads nor the " + std::to_string(spec.n_heads) + " query heads");
+    ensure(spec.n_heads / s.n_heads <= 16,
+           "store: at most 16 query heads share a KV head, not " + std::to_string(spec.n_heads / s.n_heads));
+    if (s.codec == Codec::Int8) {
+        s.k_scale = scales_of(k_scale, k, "k_scale"), s.v_scale = scales_of(v_scale, v, "v_scale");
+        s.k_scales = strides_of(*k_scale), s.v_scales = strides_of(*v_scale);
+        c.kept.push_back(nb::cast(*k_scale)), c.kept.push_back(nb::cast(*v_scale));
+    }
+    layer.group = group;
+    c.view.layers.push_back(layer);
+    c.kept.push_back(nb::cast(k)), c.kept.push_back(nb::cast(v));
+}
+
+// This step's cells; checked here because kernels write where they point.
+void set_slots(Cache& c, int64_t group, In slots) {
+    ensure(group >= 0 && group < int64_t(c.view.groups.size()),
+           "set_slots: group " + std::to_string(group) + " is not there");
+    const Array<const int64_t, 1> s(slots, "table.slots");
+    TableView& t = c.view.groups[size_t(group)].table;
+    ensure(s.shape(0) == t.q_start[t.n_seqs], "table: one slot per new token is needed, " +
+                                                  std::to_string(t.q_start[t.n_seqs]) + " and not " +
+                                                  std::to_string(s.shape(0)));
+    int64_t cells = 0;
+    for (const LayerView& l : c.view.layers)
+        if (l.group == group)
+            cells =
+                cells ? std::min(cells, l.store.n_blocks * l.store.block_size) : l.store.n_blocks * l.store.block_size;
+    for (int64_t i = 0; i < s.shape(0); ++i)
+        ensure(s.data()[i] >= -1 && s.data()[i] < cells,
+               "table: slot " + std::to_string(s.data()[i]) + " lies outside the store of " + std::to_string(cells));
+    t.slots = s.data(), t.tokens = s.shape(0);
+    c.slots[size_t(group)] = nb::cast(slots);
+}
+
+const LayerView& layer_of(const Cache& c, int64_t layer) {
+    ensure(layer >= 0 && layer < int64_t(c.view.layers.size()), "layer " + std::to_string(layer) + " is not there");
+    return c.view.layers[size_t(layer)];
+}
+
+int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
+    const LayerView& l = layer_of(c, layer);
+    const GroupView& g = c.view.groups[size_t(l.group)];
+    const Array<const float, 3> k(keys, "write: k"), v(values, "write: v");
+    for (const auto& x : {k, v})
+        ensure(x.shape(0) == g.table.tokens && x.shape(1) == g.spec.n_kv_heads && x.shape(2) == l.store.dim,
+               "write: k and v are [" + std::to_string(g.table.tokens) + " new tokens, " +
+                   std::to_string(g.spec.n_kv_heads) + " KV heads, " + std::to_string(l.store.dim) + "], not " +
+                   describe(keys) + " and " + describe(values));
+    nb::gil_scoped_release release;
+    int64_t written = 0;
+    const int64_t row = g.spec.n_kv_heads * l.store.dim;
+    for (int64_t t = 0; t < g.table.tokens; ++t)
+        if (g.table.slots[t] >= 0)
+            written += write_token(l.store, *kernels().cells, g.table.slots[t], k.data() + t * row, v.data() + t * row,
+                                   g.spec.n_kv_heads);
+    return written;
+}
+
+int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result, float scale, bool prefill,
+                     bool decode) {
+    const LayerView& l = layer_of(c, layer);
+    const GroupView& g = c.view.groups[size_t(l.group)];
+    const Array<const float, 3> q(queries, "attention: q");
+    const Array<float, 3> out(result, "attention: out");
+    const int64_t tokens = g.table.q_start[g.table.n_seqs];
+    ensure(q.shape(0) >= tokens && q.shape(1) == g.spec.n_heads && q.shape(2) == l.store.dim &&
+               out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
+           "attention: q and out are [" + std::to_string(tokens) + " new tokens, " + std::to_string(g.spec.n_heads) +
+               " heads, " + std::to_string(l.store.dim) + "], not " + describe(queries) + " and " + describe(result));
+    check_table(g.table, g.spec, l.store);
+    nb::gil_scoped_release release;
+    const int64_t stride = g.spec.n_heads * l.store.dim;
+    const AttentionArgs args{l.store, g.table, g.spec, scale, q.data(), out.data(), stride, stride};
+    return attend(pool, kernels(), args, prefill, decode).read;
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+    nb::class_<Cache>(m, "CacheView")
+        .def(nb::init<>())
+        .def("add_group", &add_group)
+        .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
+             nb::arg("codec"), nb::arg("group"))
+        .def("set_slots", &set_slots)
+        .def("write", &write_layer);
+    m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"), nb::arg("out"),
+          nb::arg("scale"), nb::arg("prefill"), nb::arg("decode"));
+}
+
+}  // namespace kvarn
