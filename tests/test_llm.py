@@ -226,6 +226,7 @@ def test_chat_keeps_the_history_and_survives_an_interrupt() -> None:
     assert told.stdout.count("prompt tokens, computed") == 2
     assert "what follows is new" in told.stdout or "differs at token" in told.stdout, "and says why not all of it"
 
+    command[-3:] = ["4096", "-n", "2000"]  # seconds: the signal comes in time
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as talk:
         assert talk.stdin
         assert talk.stdout

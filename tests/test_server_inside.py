@@ -24,8 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"), 512)
 
 
-def service_of(model: Path, reader_seconds: float = 60) -> Service:
-    llm = LLM(model, cache="paged", max_seqs=6, max_batch_tokens=64)
+def service_of(model: Path, reader_seconds: float = 60, backend: str = "cpu") -> Service:
+    llm = LLM(model, cache="paged", max_seqs=6, max_batch_tokens=64, backend=backend)
     metrics = Prometheus(llm.engine, "tiny")
     return Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics), Limits(reader_seconds))
 
@@ -70,7 +70,7 @@ async def call(
 
 
 def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
-    service = service_of(model, reader_seconds=0.05)
+    service = service_of(model, reader_seconds=0.05, backend="reference")  # the fast one is done by then
     stuck: list[dict] = []
 
     async def never(message: dict) -> None:
