@@ -11,7 +11,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test check format bench bench-targets fuzz fuzz-attention soak clean
+.PHONY: run test check format bench bench-targets fuzz fuzz-attention sanitize soak clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -43,6 +43,22 @@ bench-targets: $(STAMP)
 
 fuzz: $(STAMP)
 	@$(BIN)/python tests/fuzz.py --seed $(SEED) --ops $(OPS)
+
+# Every kernel of every instruction set with its memory and arithmetic watched, in an environment of its own.
+SANE := build/sanitize
+SANE_TESTS ?= tests/test_native_attention.py tests/test_packing.py tests/test_linear.py tests/test_native_boundary.py \
+              tests/test_codecs.py tests/test_items_c_attention.py
+sanitize: $(SANE)/.installed
+	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
+	  $(SANE)/venv/bin/python -m pytest -p no:cacheprovider $(SANE_TESTS) $(ARGS)
+
+$(SANE)/.installed: $(NATIVE) $(wildcard src/kvarn/*.py src/kvarn/*/*.py src/kvarn/*/*/*.py)
+	@test -x $(SANE)/venv/bin/python || $(PYTHON) -m venv $(SANE)/venv
+	@echo "building kvarn with sanitizers into $(SANE)"
+	@$(SANE)/venv/bin/python -m pip install -q --disable-pip-version-check '.[test]' \
+	  -C cmake.define.KVARN_SANITIZE=ON -C build-dir=$(SANE)/objects
+	@touch $@
 
 soak: $(STAMP)
 	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS)
