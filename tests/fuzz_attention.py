@@ -37,6 +37,7 @@ class Case:
     other: CacheConfig  # the same cells in another order
     whole: Schedule  # each sequence in one piece
     threads: int
+    order: str
 
     @property
     def longest(self) -> int:
@@ -85,7 +86,8 @@ def make(seed: int, most: int = 513) -> Case:
     first = config(rng.choice(kinds), chunk)
     second = config(rng.choice(["contiguous", "paged"]), max(lengths.values()))
     whole = [{seq: n} for seq, n in lengths.items()]
-    return Case(first, schedule, replace(second, codec=first.codec), whole, rng.choice([1, 2, 3]))
+    second = replace(second, codec=first.codec)
+    return Case(first, schedule, second, whole, rng.choice([1, 2, 3]), rng.choice(isa.ORDERS))
 
 
 def steps(lengths: dict[int, int], rng: random.Random) -> Schedule:
@@ -111,7 +113,7 @@ def check(case: Case, seed: int) -> int:
     """Returns the rows that were compared."""
     data = workload(case.config, case.schedule, seed)
     best, *others = isa.available()
-    with using(best):
+    with using(best, case.order):
         output, counters = run(case.config, case.schedule, data, 2)
         for key, x in data.items():
             assert_near(output[key], expect(x, case.config.layers[0], case.config.codec), key)
@@ -121,7 +123,7 @@ def check(case: Case, seed: int) -> int:
     for name in others:
         if name == "portable" and case.longest > SLOW:
             continue
-        with using(name):
+        with using(name, case.order):
             again, counted = run(case.config, case.schedule, data, case.threads)
         assert moved(counted) == moved(counters), name
         for key in data:

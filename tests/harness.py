@@ -36,17 +36,19 @@ def pool(threads: int = 2) -> isa.Pool:
 
 
 @contextmanager
-def using(name: str) -> Iterator[None]:
-    """The backend of this name, until the end of the block."""
-    before = isa.current()
+def using(name: str, order: str | None = None) -> Iterator[None]:
+    """The backend of this name, and this order of sums, until the end of the block."""
+    before = isa.current(), isa.order()
     _current.append(name)
     if name != "reference":
         isa.select(name)
+    isa.select_order(order or before[1])
     try:
         yield
     finally:
         _current.pop()
-        isa.select(before)
+        isa.select(before[0])
+        isa.select_order(before[1])
 
 
 def backend() -> Backend:

@@ -183,12 +183,15 @@ def test_instruction_sets(ready: Ready) -> None:
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "int8"])
 def test_every_codec_gives_the_same_bits_in_pieces_and_on_every_instruction_set(ready: Ready, codec: str) -> None:
-    program, text = ready.on(2), ready.texts[0][:20]
-    expected = logits(program, text, codec=codec)
-    assert same(logits(program, text, 6, codec=codec), expected)
-    for name in isa.available()[1:-1]:
-        with using(name):
-            assert same(logits(ready.on(2), text, 20, codec=codec), expected), name
+    text = ready.texts[0][:20]
+    for order in isa.ORDERS:
+        with using(isa.current(), order):
+            program = ready.on(2)
+            expected = logits(program, text, codec=codec)
+            assert same(logits(program, text, 6, codec=codec), expected), order
+        for name in isa.available()[1:-1]:
+            with using(name, order):
+                assert same(logits(ready.on(2), text, 20, codec=codec), expected), (name, order)
 
 
 def test_under_a_hog(ready: Ready) -> None:

@@ -94,6 +94,15 @@ def test_item_42_every_type(kind: str, tmp_path: Path) -> None:
             other = load_program(checkpoint, pool())
             for rows in (1, 2, 4, 8, 33):
                 assert same(other, rows, expected, 9 if name == "portable" else 129), (name, rows)
+    if kind == "BF16":
+        for order in isa.ORDERS:
+            with using(isa.available()[0], order):
+                mine = logits(load_program(checkpoint, pool()), 512)
+            for name in isa.available():
+                with using(name, order):
+                    other = load_program(checkpoint, pool())
+                    for rows in (1, 7, 16, 33, 129):
+                        assert same(other, rows, mine, 9 if name == "portable" else 129), (name, order, rows)
     slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
     theirs = logits(slow, 512, Reference(), TEXT[:24])
     error = np.linalg.norm(expected[:24] - theirs) / np.linalg.norm(theirs)

@@ -30,6 +30,7 @@ from kvarn.cache.codecs import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
+from kvarn.errors import KvarnError
 
 ISAS = isa.available()
 EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
@@ -57,17 +58,18 @@ def agree(spec: LayerSpec, codec: str, edges: tuple[int, ...], slow: bool = True
     """Prefill and decode, near the oracle where a tile ends, and the same bits from every instruction set."""
     length = edges[-1]
     x = inputs(spec, length, seed=length)
-    with using(ISAS[0]):
-        whole = attend(spec, codec, x, [length])
-        for edge in edges:
-            seen = Inputs(x.q[:edge], x.k[:edge], x.v[:edge])
-            assert_near(whole[edge - 1 : edge], expect(seen, spec, codec, first=edge - 1), edge)
-    for name in ISAS:
-        if name == "portable" and not slow:
-            continue
-        with using(name):
-            again = attend(spec, codec, x, up_to_edges(edges))
-            assert (bits(again) == bits(whole)).all(), name
+    for order in isa.ORDERS if codec in ("bf16", "int8") else isa.ORDERS[:1]:
+        with using(ISAS[0], order):
+            whole = attend(spec, codec, x, [length])
+            for edge in edges:
+                seen = Inputs(x.q[:edge], x.k[:edge], x.v[:edge])
+                assert_near(whole[edge - 1 : edge], expect(seen, spec, codec, first=edge - 1), edge)
+        for name in ISAS:
+            if name == "portable" and not slow:
+                continue
+            with using(name, order):
+                again = attend(spec, codec, x, up_to_edges(edges))
+                assert (bits(again) == bits(whole)).all(), (name, order)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -97,12 +99,53 @@ def test_threads_layouts_and_block_sizes_do_not_change_a_bit(codec: str) -> None
     spec = LayerSpec(9, 3, 64)
     x = inputs(spec, 530, seed=1)
     sizes = up_to_edges((1, 256, 257, 512, 530))
-    expected = attend(spec, codec, x, [530], threads=1, layout="token-major", block_size=16)
-    for threads in (1, 2, 3, 5):
-        for layout in ("head-major", "panel", "columns", "repeated"):
-            for block_size in (32, 64):
-                ours = attend(spec, codec, x, sizes, threads, layout=layout, block_size=block_size)
-                assert (bits(ours) == bits(expected)).all(), (threads, layout, block_size)
+    for order in isa.ORDERS:
+        with using(ISAS[0], order):
+            expected = attend(spec, codec, x, [530], threads=1, layout="token-major", block_size=16)
+            for threads in (1, 2, 3, 5):
+                for layout in ("head-major", "panel", "columns", "repeated"):
+                    for block_size in (32, 64):
+                        ours = attend(spec, codec, x, sizes, threads, layout=layout, block_size=block_size)
+                        assert (bits(ours) == bits(expected)).all(), (order, threads, layout, block_size)
+
+
+def summed(v: np.ndarray, order: str) -> np.ndarray:
+    """Rows of v added up in f32, in this order of terms (native/isa.hpp)."""
+    total = np.zeros(v.shape[1], np.float32)
+    if order == "pairs":
+        for i in range(0, len(v), 2):
+            total = (total + v[i + 1]) + v[i]
+        return total
+    for i in range(0, len(v), 32):
+        even, odd = (np.add.accumulate(v[i + parity : i + 32 : 2])[-1] for parity in (0, 1))
+        total += even + odd
+    return total
+
+
+@pytest.mark.parametrize("order", isa.ORDERS)
+def test_sums_are_in_the_order_that_is_named(order: str) -> None:
+    """Keys of zeros weigh all values alike, with 1: what comes out is their sum, over their number."""
+    spec, n = LayerSpec(4, 2, 64), 256
+    x = inputs(spec, n, seed=9)
+    x.k[:] = 0
+    v = (x.v.view(np.uint32) & 0xFFFF0000).view(np.float32)  # bf16 numbers, of many sizes, so that sums are rounded
+    v *= np.exp2(np.random.default_rng(1).integers(-12, 13, v.shape)).astype(np.float32)
+    x = Inputs(x.q, x.k, v)
+    expected = np.stack([summed(v[:, head], order) / np.float32(n) for head in (0, 0, 1, 1)])
+    for name in ISAS:
+        for sizes in ([n], [n - 1, 1]):
+            with using(name, order):
+                found = attend(spec, "bf16", x, sizes)[-1]
+            assert (bits(found) == bits(expected)).all(), (name, sizes)
+    other = np.stack([summed(v[:, head], next(o for o in isa.ORDERS if o != order)) for head in (0, 1)])
+    assert (other / np.float32(n) != expected[::2]).any(), "the orders can be told apart"
+
+
+def test_an_order_that_is_not_there() -> None:
+    before = isa.order()
+    with pytest.raises(KvarnError, match="pairs or tiles"):
+        isa.select_order("triples")
+    assert isa.order() == before
 
 
 @pytest.mark.parametrize("codec", CODECS)

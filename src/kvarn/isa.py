@@ -1,7 +1,8 @@
-"""Which instruction set the native kernels use.
+"""Which instruction set the native kernels use, and in which order they sum products of bf16.
 
-The best one that runs here, unless KVARN_ISA names another (so that every path can be tested on one machine).
-All of them give the same bits; only speed differs.
+The best instruction set that runs here, unless KVARN_ISA names another (so that every path can be tested on one
+machine). All of them give the same bits; only speed differs. The order is the one that this machine is fast at: `tiles`
+with AMX, `pairs` otherwise. KVARN_ORDER asks for the other, to have the bits of another kind of machine.
 """
 
 import os
@@ -17,7 +18,20 @@ except ImportError as error:
 from kvarn._native import CacheView, Pool, Program, Weight
 from kvarn.errors import KvarnError
 
-__all__ = ["CacheView", "Pool", "Program", "Weight", "available", "cpu_features", "current", "native", "select"]
+__all__ = [
+    "ORDERS",
+    "CacheView",
+    "Pool",
+    "Program",
+    "Weight",
+    "available",
+    "cpu_features",
+    "current",
+    "native",
+    "order",
+    "select",
+    "select_order",
+]
 
 native = _native
 
@@ -40,12 +54,30 @@ def select(name: str) -> None:
         raise KvarnError(f"instruction set {name!r} does not run here; available: {', '.join(available())}")
 
 
+ORDERS = ("pairs", "tiles")
+
+
+def order() -> str:
+    return native.order()
+
+
+def select_order(name: str) -> None:
+    if name not in ORDERS:
+        raise KvarnError(f"there is no order of sums {name!r}; choose {' or '.join(ORDERS)}")
+    native.select_order(name == "tiles")
+
+
 def select_from_environment() -> None:
     if name := os.environ.get("KVARN_ISA"):
         try:
             select(name)
         except KvarnError as error:
             raise KvarnError(f"KVARN_ISA: {error}") from None
+    if name := os.environ.get("KVARN_ORDER"):
+        try:
+            select_order(name)
+        except KvarnError as error:
+            raise KvarnError(f"KVARN_ORDER: {error}") from None
 
 
 select_from_environment()

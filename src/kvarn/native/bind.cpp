@@ -77,7 +77,9 @@ NB_MODULE(_native, m) {
     m.def("cpu_features", &kvarn::cpu_features);
     m.def("isas", &kvarn::isas);
     m.def("isa", [] { return std::string(kvarn::kernels().cells->name); });
-    m.def("select", &kvarn::select, nb::arg("name"));
+    m.def("select", [](const std::string& name) { return kvarn::select(name); }, nb::arg("name"));
+    m.def("order", [] { return kvarn::order() == kvarn::Order::Tiles ? "tiles" : "pairs"; });
+    m.def("select_order", [](bool tiles) { kvarn::select(tiles ? kvarn::Order::Tiles : kvarn::Order::Pairs); });
     // noconvert: an array that does not fit is refused; converted silently, `out` would be a copy that nobody sees.
     const auto x = nb::arg("x").noconvert(), out = nb::arg("out").noconvert(), scale = nb::arg("scale").noconvert();
     m.def("encode_bf16", &encode_bf16, x, out);

@@ -2,6 +2,10 @@
 
 #include <atomic>
 
+#include "amx_probe.hpp"
+#include "linear.hpp"
+#include "view.hpp"
+
 #if defined(KVARN_X86)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -10,19 +14,23 @@
 namespace kvarn {
 
 // What each compilation of the kernels' sources defines.
-#define KVARN_DECLARE(isa)                                        \
-    namespace isa {                                               \
-    extern const Cells cells;                                     \
-    extern const Linear linear;                                   \
-    extern const Rows rows;                                       \
-    extern const Attention attention;                             \
-    const Kernels kernels = {&cells, &linear, &rows, &attention}; \
+#define KVARN_DECLARE(isa)                                                   \
+    namespace isa {                                                          \
+    extern const Cells cells;                                                \
+    extern const Linear linear[2];                                           \
+    extern const Rows rows;                                                  \
+    extern const Attention attention[2];                                     \
+    const Kernels kernels[2] = {{&cells, &linear[0], &rows, &attention[0]},  \
+                                {&cells, &linear[1], &rows, &attention[1]}}; \
     }
 KVARN_DECLARE(portable)
 #if defined(KVARN_X86)
 KVARN_DECLARE(avx2)
 KVARN_DECLARE(avx512)
 KVARN_DECLARE(avx512bf16)
+#if defined(KVARN_AMX)
+KVARN_DECLARE(amx)
+#endif
 
 namespace {
 
@@ -77,16 +85,26 @@ std::vector<const Kernels*> runnable() {  // best first
     const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
-    if (has_avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kernels);
-    if (has_avx512) found.push_back(&avx512::kernels);
-    if (has_avx2) found.push_back(&avx2::kernels);
+    const bool has_bf16 = has_avx512 && __builtin_cpu_supports("avx512bf16");
+#if defined(KVARN_AMX)
+    if (has_bf16 && has_amx(22) && has_amx(24) && has_amx(25) && amx_works()) found.push_back(amx::kernels);
 #endif
-    found.push_back(&portable::kernels);
+    if (has_bf16) found.push_back(avx512bf16::kernels);
+    if (has_avx512) found.push_back(avx512::kernels);
+    if (has_avx2) found.push_back(avx2::kernels);
+#endif
+    found.push_back(portable::kernels);
     return found;
 }
 
-std::atomic<const Kernels*>& active() {
-    static std::atomic<const Kernels*> chosen{runnable().front()};
+struct Choice {
+    std::vector<const Kernels*> found = runnable();  // asked once: a probe may have cost a process
+    std::atomic<const Kernels*> isa{found.front()};
+    std::atomic<int> order{std::string(found.front()->cells->name) == "amx" ? int(Order::Tiles) : int(Order::Pairs)};
+};
+
+Choice& choice() {
+    static Choice chosen;
     return chosen;
 }
 
@@ -94,20 +112,27 @@ std::atomic<const Kernels*>& active() {
 
 std::vector<std::string> isas() {
     std::vector<std::string> names;
-    for (const Kernels* k : runnable()) names.emplace_back(k->cells->name);
+    for (const Kernels* k : choice().found) names.emplace_back(k->cells->name);
     return names;
 }
 
-const Kernels& kernels() { return *active().load(std::memory_order_relaxed); }
+const Kernels& kernels() {
+    const Choice& c = choice();
+    return c.isa.load(std::memory_order_relaxed)[c.order.load(std::memory_order_relaxed)];
+}
 
 bool select(const std::string& name) {
-    for (const Kernels* k : runnable()) {
+    for (const Kernels* k : choice().found) {
         if (name == k->cells->name) {
-            active().store(k, std::memory_order_relaxed);
+            choice().isa.store(k, std::memory_order_relaxed);
             return true;
         }
     }
     return false;
 }
+
+Order order() { return Order(choice().order.load(std::memory_order_relaxed)); }
+
+void select(Order order) { choice().order.store(int(order), std::memory_order_relaxed); }
 
 }  // namespace kvarn

@@ -1,5 +1,6 @@
 // Instruction sets: what this machine has, which one is in use, and the kernels each one brings.
-// Contract: kernels of different instruction sets give the same bits. Non-goal: threads, Python types.
+// Contract: kernels of different instruction sets give the same bits, in the same order of sums. Non-goals: threads,
+// Python types.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,13 @@
 #include <vector>
 
 namespace kvarn {
+
+// Sums of products of bf16 (bf16 and int8 cells, bf16 weights) have one of two orders. Every instruction set can do
+// both, and gives the same bits in the same order; which is quick depends on the machine.
+//   Pairs: what VDPBF16PS does: one chain, pairs of terms ascending, the odd one first.
+//   Tiles: what AMX does: per 32 terms one chain of the even terms and one of the odd terms, both from zero, then
+//          sum += even + odd.
+enum class Order { Pairs, Tiles };
 
 struct Linear;
 struct Rows;
@@ -31,5 +39,7 @@ std::vector<std::string> cpu_features();  // what the processor and the operatin
 std::vector<std::string> isas();          // the instruction sets that run here, best first
 const Kernels& kernels();                 // those in use: the best, unless select() chose another
 bool select(const std::string& name);     // false, and nothing changed, when `name` does not run here
+Order order();                            // in use: Tiles where a matrix unit runs, unless select() chose another
+void select(Order order);
 
 }  // namespace kvarn

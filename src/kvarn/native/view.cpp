@@ -15,8 +15,9 @@ int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
 int64_t scratch_bytes(int64_t dim) {
-    const int64_t depth = up(dim, 16);
-    return 4 * (64 * depth + 2 * 64 * kChunk + 2 * kSlots * depth + kChunk * depth + 2 * 64 * depth + 2 * 64 * kChunk) +
+    const int64_t depth = up(dim, 32);
+    return 4 * (64 * depth + 2 * 64 * kChunk + kSlots * depth + 2 * kChunk * depth + (2 * 64 + 16) * depth +
+                2 * 64 * kChunk) +
            64 * 16;
 }
 

@@ -32,13 +32,14 @@ struct SpecView {
     int64_t n_heads = 0, n_kv_heads = 0, window = -1, pinned = 0;  // window -1: none
 
     bool visible(int64_t q, int64_t k) const { return k <= q && (window < 0 || k > q - window || k < pinned); }
-    // Which of the 32 positions from `pos` a query at q may see, as bits.
-    uint32_t visible32(int64_t q, int64_t pos) const {
-        const auto below = [](int64_t n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1u; };
-        uint32_t seen = below(q + 1 - pos);
-        if (window >= 0) seen &= ~below(q - window + 1 - pos) | below(pinned - pos);
+    static uint32_t below(int64_t n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1u; }
+    // Which of the 32 positions from `pos` some query of [first, last] may see, as bits.
+    uint32_t visible32(int64_t first, int64_t last, int64_t pos) const {
+        uint32_t seen = below(last + 1 - pos);
+        if (window >= 0) seen &= ~below(first - window + 1 - pos) | below(pinned - pos);
         return seen;
     }
+    uint32_t visible32(int64_t q, int64_t pos) const { return visible32(q, q, pos); }
 };
 
 // One step's attention over one layer. q and out are [T] rows of n_heads * dim floats.

@@ -3,12 +3,14 @@
 // - Keys stand in tiles of 32 slots at absolute positions, tiles in chunks of 256. A chunk gives (m, l, O); chunks
 // merge
 //   in ascending order by one formula. Tiles are skipped by visibility only, and a skipped tile adds exact zeros.
-// - Scores: lanes are slots, one FMA chain over dims, in pairs, the odd one first (what VDPBF16PS does, so that it and
-//   plain FMAs agree). l: lanes are slots mod 16. O: lanes are dims, one chain over slots, in pairs, the odd one first.
+// - Scores: lanes are slots, summed over dims. l: lanes are slots mod 16. O: lanes are dims, summed over slots. Both
+// sums
+//   are in one of the two orders of ../isa.hpp, whichever instructions do it.
 // - bf16 and int8 cells: q and p are rounded to bf16, products are bf16 with f32 sums; int8 scales multiply scores and
 //   fold into p. f16 and f32 cells: all in f32.
 // - A lane of a slot that may not be seen can hold anything: its score becomes -inf, its p 0, and its V is staged as 0.
 #include "in_place.hpp"
+#include "matrix.hpp"
 #include "products.hpp"
 
 namespace kvarn::KVARN_ISA {
@@ -16,9 +18,9 @@ namespace {
 
 // -- staging of one unit ----------------------------------------------------------------------------------------------
 
-template <Codec C>
+template <Math C>
 void stage_query(const float* q, int64_t dim, float scale, uint8_t* out) {  // scaled, so that scores need not be
-    const int64_t depth = up(dim, 16);
+    const int64_t depth = depth_of<C>(dim);
     float padded[kLanes];
     for (int64_t d = 0; d < depth; d += kLanes) {
         F x;
@@ -32,7 +34,7 @@ void stage_query(const float* q, int64_t dim, float scale, uint8_t* out) {  // s
         if constexpr (rounds(C)) {
             uint16_t narrow[kLanes];
             store_bf16(narrow, x);
-            if constexpr (dots(C)) {
+            if constexpr (pairs(C)) {
                 memcpy(out + d * 2, narrow, sizeof narrow);
                 continue;
             }
@@ -42,21 +44,22 @@ void stage_query(const float* q, int64_t dim, float scale, uint8_t* out) {  // s
     }
 }
 
-template <Codec C>
-void stage_keys(const AttentionArgs& a, const Tile& t, uint32_t seen, const Scratch& x) {
+template <Math C>
+void stage_keys(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
+    uint8_t* out = x.k + index * kSlots * depth_of<C>(a.store.dim) * a_bytes<C>();
 #if defined(__AVX512BF16__)
-    if constexpr (dots(C))
-        return pair_columns<C>(t.k, a.store.ks, a.store.dim, seen, reinterpret_cast<uint16_t*>(x.k), x.rows);
+    if constexpr (pairs(C))
+        return pair_columns<C>(t.k, a.store.ks, a.store.dim, seen, reinterpret_cast<uint16_t*>(out), x.rows);
 #endif
-    widen_columns<C>(t.k, a.store.ks, a.store.dim, seen, reinterpret_cast<float*>(x.k), x.rows);
+    widen_columns<C>(t.k, a.store.ks, a.store.dim, seen, reinterpret_cast<float*>(out), x.rows);
 }
 
-template <Codec C>
+template <Math C>
 void stage_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
     const int64_t width = up(a.store.dim, 16);
-    uint8_t* out = x.v + index * kSlots * width * (dots(C) ? 2 : 4);
+    uint8_t* out = x.v + index * kSlots * width * a_bytes<C>();
 #if defined(__AVX512BF16__)
-    if constexpr (dots(C))
+    if constexpr (pairs(C))
         return pair_rows<C>(t.v, a.store.vs, a.store.dim, seen, reinterpret_cast<uint16_t*>(out), x.rows);
 #endif
     widen_rows<C>(t.v, a.store.vs, a.store.dim, seen, reinterpret_cast<float*>(out), width);
@@ -70,27 +73,30 @@ void stage_scales(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t 
     }
 }
 
-template <Codec C, int kMost>
-void score_rows(const Scratch& x, int64_t first, int64_t rows, int64_t depth, int64_t column) {
-    int64_t r = first;
-    const int64_t end = first + rows;
-    const auto at = [&](int64_t row) { return x.q + row * depth * a_bytes<C>(); };
-    for (; r + kMost <= end; r += kMost) scores<C, kMost>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
+// s[row][32] of some rows of q with one staged tile.
+template <Math C, int kMost>
+void score_rows(const uint8_t* q, int64_t rows, int64_t depth, const uint8_t* tile, float* s) {
+    int64_t r = 0;
+    const auto at = [&](int64_t row) { return q + row * depth * a_bytes<C>(); };
+    for (; r + kMost <= rows; r += kMost) scores<C, kMost>(at(r), depth, tile, s + r * kChunk, kChunk);
     if constexpr (kMost > 4)
-        for (; r + 4 <= end; r += 4) scores<C, 4>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
-    for (; r < end; ++r) scores<C, 1>(at(r), depth, x.k, x.s + r * kChunk + column, kChunk);
+        for (; r + 4 <= rows; r += 4) scores<C, 4>(at(r), depth, tile, s + r * kChunk, kChunk);
+    for (; r < rows; ++r) scores<C, 1>(at(r), depth, tile, s + r * kChunk, kChunk);
 }
 
-template <Codec C>
-void value_rows(const Scratch& x, int64_t first, int64_t rows, int64_t width, int64_t n) {
-    int64_t r = first;
-    const int64_t end = first + rows;
-    const auto at = [&](int64_t row) { return x.p + row * kChunk * a_bytes<C>(); };
-    for (; r + kValueRows <= end; r += kValueRows)
-        values_rows<C, kValueRows>(at(r), kChunk, x.v, width, n, x.part + r * width, width);
+// out[row][width] of some rows of p with n staged tiles.
+template <Math C>
+void value_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
+#if defined(KVARN_AMX)
+    if constexpr (unit(C)) return unit_values(p, tiles, width, n, out);
+#endif
+    int64_t r = 0;
+    const auto at = [&](int64_t row) { return p + row * kChunk * a_bytes<C>(); };
+    for (; r + kValueRows <= rows; r += kValueRows)
+        values_rows<C, kValueRows>(at(r), kChunk, tiles, width, n, out + r * width, width);
     if constexpr (kValueRows > 2)
-        for (; r + 2 <= end; r += 2) values_rows<C, 2>(at(r), kChunk, x.v, width, n, x.part + r * width, width);
-    for (; r < end; ++r) values_rows<C, 1>(at(r), kChunk, x.v, width, n, x.part + r * width, width);
+        for (; r + 2 <= rows; r += 2) values_rows<C, 2>(at(r), kChunk, tiles, width, n, out + r * width, width);
+    for (; r < rows; ++r) values_rows<C, 1>(at(r), kChunk, tiles, width, n, out + r * width, width);
 }
 
 int64_t row_bytes(const StoreView& s) {  // K and V of one slot of one head
@@ -101,10 +107,11 @@ int64_t count(uint32_t bits) { return __builtin_popcount(bits); }
 
 // -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
 
-template <Codec C>
+template <Math C>
 int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* memory) {
     const StoreView& s = a.store;
-    const int64_t group = a.spec.n_heads / s.n_heads, rows = u.heads * group, depth = up(s.dim, 16);
+    const int64_t group = a.spec.n_heads / s.n_heads, rows = u.heads * group;
+    const int64_t depth = depth_of<C>(s.dim), width = up(s.dim, 16);
     const int64_t q_pos = a.table.kv_len[u.seq] - 1;
     const Scratch x = carve(memory, s.dim);
     const float* q = a.q + a.table.q_start[u.seq] * a.q_stride + u.head * group * s.dim;
@@ -122,20 +129,30 @@ int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* 
         read += count(bits);
         tiles[n++] = walk.tile(pos, u.head);
     }
+    const auto ahead = [&](int64_t j, bool values) {  // what is read two tiles of one head after the j-th
+        const int64_t all = n * u.heads;
+        const bool v = values || j + 2 >= all;
+        const int64_t next = values ? smaller(j + 2, all - 1) : v ? smaller(j + 2 - all, all - 1) : j + 2;
+        const Tile& t = tiles[next / u.heads];
+        const Strides& st = v ? s.vs : s.ks;
+        const uint8_t* cells = v ? t.v[0] : t.k[0];
+        return cells ? cells + next % u.heads * st.head * cell_bytes(s.codec) : x.k;
+    };
     for (int64_t i = 0; i < n; ++i)
         for (int64_t h = 0; h < u.heads; ++h) {
             const Tile t = of_head(s, tiles[i], h);
-            if constexpr (C == Codec::Int8)
+            if constexpr (codec(C) == Codec::Int8)
                 stage_scales(a, t, seen[i], i, x.k_scale + h * kChunk, x.v_scale + h * kChunk);
             if (keys_in_place<C>(s, t)) {
-                decode_scores<C>(s, t, x, h * group, group, depth, i * kSlots);
+                decode_scores<C>(s, t, x, h * group, group, depth, i * kSlots, ahead(i * u.heads + h, false));
             } else {
-                stage_keys<C>(a, t, seen[i], x);
-                score_rows<C, kDecodeRows>(x, h * group, group, depth, i * kSlots);
+                stage_keys<C>(a, t, seen[i], 0, x);
+                score_rows<C, kDecodeRows>(x.q + h * group * depth * a_bytes<C>(), group, depth, x.k,
+                                           x.s + h * group * kChunk + i * kSlots);
             }
         }
     float* out = partials + u.partial;
-    const int64_t stride = 2 + depth;
+    const int64_t stride = 2 + width;
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t h = r / group * kChunk;
         const Piece piece =
@@ -143,35 +160,36 @@ int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* 
         out[r * stride] = piece.m, out[r * stride + 1] = piece.l;
     }
     if (values_readable<C>(s)) {
-        memset(x.part, 0, size_t(rows * depth) * 4);
+        memset(x.part, 0, size_t(rows * width) * 4);
         for (int64_t i = 0; i < n; ++i)
             for (int64_t h = 0; h < u.heads; ++h)
-                decode_values<C>(a, of_head(s, tiles[i], h), seen[i], i, x, h * group, group, depth);
-        for (int64_t r = 0; r < rows; ++r) in_order<C>(x.part + r * depth, s.dim, out + 2 + r * stride);
+                decode_values<C>(a, of_head(s, tiles[i], h), seen[i], i, x, h * group, group, width,
+                                 ahead(i * u.heads + h, true));
+        for (int64_t r = 0; r < rows; ++r) in_order<C>(x.part + r * width, s.dim, out + 2 + r * stride);
     } else {
         for (int64_t h = 0; h < u.heads; ++h) {
             for (int64_t i = 0; i < n; ++i) stage_values<C>(a, of_head(s, tiles[i], h), seen[i], i, x);
-            value_rows<C>(x, h * group, group, depth, n);
+            value_rows<C>(x.p + h * group * kChunk * a_bytes<C>(), group, x.v, width, n, x.part + h * group * width);
         }
-        for (int64_t r = 0; r < rows; ++r) memcpy(out + 2 + r * stride, x.part + r * depth, size_t(depth) * 4);
+        for (int64_t r = 0; r < rows; ++r) memcpy(out + 2 + r * stride, x.part + r * width, size_t(width) * 4);
     }
     return read * u.heads * row_bytes(s);
 }
 
 void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const float* partials) {
     const StoreView& s = a.store;
-    const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16), stride = 2 + depth;
+    const int64_t group = a.spec.n_heads / s.n_heads, width = up(s.dim, 16), stride = 2 + width;
     const Unit* u = units + m.first;
     float o[16 * 256];
     float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
     Totals total(group), piece(group);
-    memset(o, 0, size_t(group * depth) * 4);
+    memset(o, 0, size_t(group * width) * 4);
     for (int64_t i = 0; i < m.n; ++i) {
         const float* part = partials + u[i].partial + (m.head - u[i].head) * group * stride;
         for (int64_t r = 0; r < group; ++r) piece.m[r] = part[r * stride], piece.l[r] = part[r * stride + 1];
-        absorb(total, o, piece, part + 2, stride, group, depth);
+        absorb(total.m, total.l, o, piece, part + 2, stride, group, width);
     }
-    for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * depth, s.dim, out + r * s.dim);
+    for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * width, s.dim, out + r * s.dim);
 }
 
 // -- prefill: some positions, one group of query heads, all their keys ------------------------------------------------
@@ -185,10 +203,10 @@ bool all_finite(const float* x, int64_t n) {
     return reduce_add(sum) == 0.0f;
 }
 
-template <Codec C>
+template <Math C>
 bool finite_values(const Scratch& x, int64_t n, int64_t width) {
-    if constexpr (C == Codec::Int8) return true;
-    if constexpr (!dots(C)) return all_finite(reinterpret_cast<const float*>(x.v), n * kSlots * width);
+    if constexpr (codec(C) == Codec::Int8) return true;
+    if constexpr (!pairs(C)) return all_finite(reinterpret_cast<const float*>(x.v), n * kSlots * width);
     const auto* p = reinterpret_cast<const uint16_t*>(x.v);
     F sum = zero();
     for (int64_t i = 0; i < n * kSlots * width; i += 2 * kLanes) {
@@ -198,10 +216,10 @@ bool finite_values(const Scratch& x, int64_t n, int64_t width) {
     return reduce_add(sum) == 0.0f;
 }
 
-template <Codec C>
+template <Math C>
 int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
     const StoreView& s = a.store;
-    const int64_t group = a.spec.n_heads / s.n_heads, depth = up(s.dim, 16);
+    const int64_t group = a.spec.n_heads / s.n_heads, depth = depth_of<C>(s.dim), width = up(s.dim, 16);
     const int64_t positions = u.end - u.begin, rows = positions * group;
     const int64_t first = a.table.kv_len[u.seq] - (a.table.q_start[u.seq + 1] - a.table.q_start[u.seq]);
     const int64_t row0 = a.table.q_start[u.seq] + u.begin - first;
@@ -209,92 +227,118 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
     for (int64_t i = 0; i < rows; ++i)  // row i: position i / group, head i % group
         stage_query<C>(a.q + (row0 + i / group) * a.q_stride + (u.head * group + i % group) * s.dim, s.dim,
                        a.scale * kLog2e, x.q + i * depth * a_bytes<C>());
-    Totals total(rows), piece(rows);
-    memset(x.o, 0, size_t(rows * depth) * 4);
+    Totals total(rows);
+    memset(x.o, 0, size_t(rows * width) * 4);
 
     Walk walk(a, u.seq);
     int64_t read = 0;
     for (int64_t chunk = 0; chunk < u.end; chunk += kChunk) {
         Tile tiles[kChunk / kSlots];
-        uint32_t any[kChunk / kSlots];
+        uint32_t any[kChunk / kSlots], seen[kChunk / kSlots];
         int64_t n = 0;
         bool ragged = false;  // some row does not see some slot that another sees
         for (int64_t pos = chunk; pos < smaller(chunk + kChunk, u.end); pos += kSlots) {
-            uint32_t bits = 0, common = ~0u;
-            for (int64_t p = 0; p < positions; ++p) {
-                const uint32_t seen = a.spec.visible32(u.begin + p, pos);
-                bits |= seen, common &= seen;
-            }
+            const uint32_t bits = a.spec.visible32(u.begin, u.end - 1, pos);
             if (!bits) continue;
-            ragged |= bits != common;
+            // The queries that see a slot are an interval: what the first and the last see, all see.
+            seen[n] = a.spec.visible32(u.begin, pos) & a.spec.visible32(u.end - 1, pos);
+            ragged |= bits != seen[n];
             any[n] = bits;
             tiles[n++] = walk.tile(pos, u.head);
             // A key counts as read where it is first seen: by the first unit, or by the unit at its own position.
-            for (uint32_t left = bits; left; left &= left - 1)
-                read += u.begin == first || pos + __builtin_ctz(left) >= u.begin;
+            read += count(u.begin == first ? bits : bits & ~SpecView::below(u.begin - pos));
         }
         if (!n) continue;
         for (int64_t i = 0; i < n; ++i) {
-            stage_keys<C>(a, tiles[i], any[i], x);
-            score_rows<C, kScoreRows>(x, 0, rows, depth, i * kSlots);
+            stage_keys<C>(a, tiles[i], any[i], i, x);
             stage_values<C>(a, tiles[i], any[i], i, x);
-            if constexpr (C == Codec::Int8) stage_scales(a, tiles[i], any[i], i, x.k_scale, x.v_scale);
+            if constexpr (codec(C) == Codec::Int8) stage_scales(a, tiles[i], any[i], i, x.k_scale, x.v_scale);
         }
-        uint32_t seen[kChunk / kSlots];
-        for (int64_t r = 0; r < rows; ++r) {
-            for (int64_t i = 0; i < n; ++i) seen[i] = a.spec.visible32(u.begin + r / group, tiles[i].pos);
-            const Piece one =
-                softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
-            piece.m[r] = one.m, piece.l[r] = one.l;
-        }
-        if (!ragged || finite_values<C>(x, n, depth)) {
-            value_rows<C>(x, 0, rows, depth, n);
-        } else {  // 0 x NaN is NaN: a value that is not finite reaches only the rows that see it
-            for (int64_t r = 0; r < rows; ++r) {
+        const bool apart = ragged && !finite_values<C>(x, n, width);
+        for (int64_t from = 0; from < rows; from += kRowsAtOnce<C>) {  // so many that their scores stay near
+            const int64_t some = smaller(rows - from, kRowsAtOnce<C>);
+            const uint8_t* q = x.q + from * depth * a_bytes<C>();
+#if defined(KVARN_AMX)
+            if constexpr (unit(C)) unit_scores(q, depth, x.k, n, x.s);
+#endif
+            if constexpr (!unit(C))
                 for (int64_t i = 0; i < n; ++i)
-                    stage_values<C>(a, tiles[i], a.spec.visible32(u.begin + r / group, tiles[i].pos), i, x);
-                value_rows<C>(x, r, 1, depth, n);
+                    score_rows<C, kScoreRows>(q, some, depth, x.k + i * kSlots * depth * a_bytes<C>(),
+                                              x.s + i * kSlots);
+            Totals piece(some);
+            for (int64_t r = 0; r < some; ++r) {
+                if (ragged)
+                    for (int64_t i = 0; i < n; ++i)
+                        seen[i] = a.spec.visible32(u.begin + (from + r) / group, tiles[i].pos);
+                const Piece one =
+                    softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
+                piece.m[r] = one.m, piece.l[r] = one.l;
             }
+            if (!apart) value_rows<C>(x.p, some, x.v, width, n, x.part);
+            for (int64_t r = 0; apart && r < some; ++r) {
+                // 0 x NaN is NaN: a value that is not finite reaches only the rows that see it.
+                for (int64_t i = 0; i < n; ++i)
+                    stage_values<C>(a, tiles[i], a.spec.visible32(u.begin + (from + r) / group, tiles[i].pos), i, x);
+                value_rows<C>(x.p + r * kChunk * a_bytes<C>(), 1, x.v, width, n, x.part + r * width);
+            }
+            absorb(total.m + from, total.l + from, x.o + from * width, piece, x.part, width, some, width);
         }
-        absorb(total, x.o, piece, x.part, depth, rows, depth);
     }
     for (int64_t i = 0; i < rows; ++i)
-        finish(total.l[i], x.o + i * depth, s.dim,
+        finish(total.l[i], x.o + i * width, s.dim,
                a.out + (row0 + i / group) * a.out_stride + (u.head * group + i % group) * s.dim);
     return read * row_bytes(s);
 }
 
-int64_t decode_any(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* scratch) {
-    switch (a.store.codec) {
+template <Math C>
+int64_t prefill_unit(const AttentionArgs& a, const Unit& u, uint8_t* scratch) {
+#if defined(KVARN_AMX)
+    if constexpr (unit(C)) {
+        const UseTiles tiles(kWhole);
+        return prefill<C>(a, u, scratch);
+    }
+#endif
+    return prefill<C>(a, u, scratch);
+}
+
+#if defined(KVARN_AMX)
+constexpr Math kManyRows[] = {Math::UnitBF16, Math::UnitInt8};
+#else
+constexpr Math kManyRows[] = {Math::TiledBF16, Math::TiledInt8};
+#endif
+
+template <Order O, bool kMany, typename Fn>
+int64_t with_math(Codec c, Fn&& fn) {
+    constexpr bool kTiled = O == Order::Tiles;
+    constexpr Math kBF16 = !kTiled ? Math::BF16 : kMany ? kManyRows[0] : Math::TiledBF16;
+    constexpr Math kInt8 = !kTiled ? Math::Int8 : kMany ? kManyRows[1] : Math::TiledInt8;
+    switch (c) {
         case Codec::F32:
-            return decode<Codec::F32>(a, u, partials, scratch);
+            return fn.template operator()<Math::F32>();
         case Codec::F16:
-            return decode<Codec::F16>(a, u, partials, scratch);
+            return fn.template operator()<Math::F16>();
         case Codec::BF16:
-            return decode<Codec::BF16>(a, u, partials, scratch);
+            return fn.template operator()<kBF16>();
         case Codec::Int8:
-            return decode<Codec::Int8>(a, u, partials, scratch);
+            return fn.template operator()<kInt8>();
     }
     return 0;
 }
 
+template <Order O>
+int64_t decode_any(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* scratch) {
+    return with_math<O, false>(a.store.codec, [&]<Math C>() { return decode<C>(a, u, partials, scratch); });
+}
+
+template <Order O>
 int64_t prefill_any(const AttentionArgs& a, const Unit& u, uint8_t* scratch) {
-    switch (a.store.codec) {
-        case Codec::F32:
-            return prefill<Codec::F32>(a, u, scratch);
-        case Codec::F16:
-            return prefill<Codec::F16>(a, u, scratch);
-        case Codec::BF16:
-            return prefill<Codec::BF16>(a, u, scratch);
-        case Codec::Int8:
-            return prefill<Codec::Int8>(a, u, scratch);
-    }
-    return 0;
+    return with_math<O, true>(a.store.codec, [&]<Math C>() { return prefill_unit<C>(a, u, scratch); });
 }
 
 }  // namespace
 
-extern const Attention attention;
-const Attention attention = {decode_any, merge, prefill_any};
+extern const Attention attention[2];
+const Attention attention[2] = {{decode_any<Order::Pairs>, merge, prefill_any<Order::Pairs>},
+                                {decode_any<Order::Tiles>, merge, prefill_any<Order::Tiles>}};
 
 }  // namespace kvarn::KVARN_ISA

@@ -7,31 +7,47 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-template <Codec C>
+template <Math C>
 bool keys_in_place(const StoreView& s, const Tile& t) {
-    return s.ks.slot == 1 && s.dim % 2 == 0 && t.k[0] && t.k[1] == t.k[0] + 16 * cell_bytes(C);
+    return s.ks.slot == 1 && s.dim % 2 == 0 && t.k[0] && t.k[1] == t.k[0] + 16 * cell_bytes(codec(C));
 }
 
-template <Codec C>
+template <Math C>
 bool values_readable(const StoreView& s) {
     return s.vs.dim == 1 && s.dim % kLanes == 0;
 }
 
-template <Codec C>
+template <Math C>
+constexpr bool kDotInPlace = kDotUnit && codec(C) == Codec::BF16 && !tiled(C);
+
+template <Math C>
 inline F a_number(const void* a, int64_t i) {  // of q or p, in all lanes
-    if constexpr (dots(C)) return set1(widen_bf16(static_cast<const uint16_t*>(a)[i]));
+    if constexpr (pairs(C)) return set1(widen_bf16(static_cast<const uint16_t*>(a)[i]));
     return set1(static_cast<const float*>(a)[i]);
 }
 
-template <Codec C, int G>
-inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const uint8_t* q, int64_t depth, float* s) {
+#if defined(__AVX512BF16__)
+// 32 numbers whose bf16 pairs were put side by side by unpacklo and unpackhi, in order again.
+inline void store_unpacked(float* out, F a, F b) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    _mm512_storeu_ps(out, _mm512_permutex2var_ps(a.v, first, b.v));
+    _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(a.v, second, b.v));
+}
+#endif
+
+template <Math C, int G>
+inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const uint8_t* q, int64_t depth, float* s,
+                            const uint8_t* ahead) {
     F acc[G][2];
     for (int r = 0; r < G; ++r) acc[r][0] = acc[r][1] = zero();
     const auto row = [&](int64_t r) { return q + r * depth * a_bytes<C>(); };
-    if constexpr (C == Codec::BF16) {
-        const auto* p = reinterpret_cast<const uint16_t*>(k);
 #if defined(__AVX512BF16__)
+    if constexpr (kDotInPlace<C>) {
+        const auto* p = reinterpret_cast<const uint16_t*>(k);
         for (int64_t d = 0; d < dim; d += 2) {
+            prefetch(ahead + d * kSlots * 2);
+            prefetch(ahead + (d + 1) * kSlots * 2);
             const __m512i x = _mm512_loadu_si512(p + d * stride), y = _mm512_loadu_si512(p + (d + 1) * stride);
             const auto lo = (__m512bh)_mm512_unpacklo_epi16(x, y), hi = (__m512bh)_mm512_unpackhi_epi16(x, y);
             for (int r = 0; r < G; ++r) {
@@ -40,40 +56,26 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
                 acc[r][1].v = _mm512_dpbf16_ps(acc[r][1].v, hi, two);
             }
         }
-        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-        const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-        for (int r = 0; r < G; ++r) {
-            _mm512_storeu_ps(s + r * kChunk, _mm512_permutex2var_ps(acc[r][0].v, first, acc[r][1].v));
-            _mm512_storeu_ps(s + r * kChunk + 16, _mm512_permutex2var_ps(acc[r][0].v, second, acc[r][1].v));
-        }
-#else
-        for (int64_t d = 0; d < dim; d += 2)
-            for (int odd = 1; odd >= 0; --odd) {
-                const F e = even_bf16(p + (d + odd) * stride), o = odd_bf16(p + (d + odd) * stride);
-                for (int r = 0; r < G; ++r) {
-                    const F x = a_number<C>(row(r), d + odd);
-                    acc[r][0] = fma(e, x, acc[r][0]);
-                    acc[r][1] = fma(o, x, acc[r][1]);
-                }
-            }
-        for (int r = 0; r < G; ++r) {
-            store(s + r * kChunk, zip_low(acc[r][0], acc[r][1]));
-            store(s + r * kChunk + 16, zip_high(acc[r][0], acc[r][1]));
-        }
+        for (int r = 0; r < G; ++r) store_unpacked(s + r * kChunk, acc[r][0], acc[r][1]);
+        return;
+    }
 #endif
-    } else {
-        constexpr int64_t kBytes = cell_bytes(C);
-        for (int64_t d = 0; d < dim; d += 2)
-            for (int odd = 1; odd >= 0; --odd) {
-                const uint8_t* p = k + (d + odd) * stride * kBytes;
-                const F b0 = load_cells<C>(p), b1 = load_cells<C>(p + 16 * kBytes);
-                for (int r = 0; r < G; ++r) {
-                    const F x = a_number<C>(row(r), d + odd);
-                    acc[r][0] = fma(b0, x, acc[r][0]);
-                    acc[r][1] = fma(b1, x, acc[r][1]);
-                }
-            }
-        for (int r = 0; r < G; ++r) store(s + r * kChunk, acc[r][0]), store(s + r * kChunk + 16, acc[r][1]);
+    constexpr bool kSplit = codec(C) == Codec::BF16;  // even slots in one register, odd ones in the other
+    in_turn<tiled(C)>(acc, dim, [&](F(&sums)[G][2], int64_t d) {
+        prefetch(ahead + d * kSlots * cell_bytes(codec(C)));
+        const uint8_t* p = k + d * stride * cell_bytes(codec(C));
+        const auto* halves = reinterpret_cast<const uint16_t*>(p);
+        const F b0 = kSplit ? even_bf16(halves) : load_cells<C>(p);
+        const F b1 = kSplit ? odd_bf16(halves) : load_cells<C>(p + 16 * cell_bytes(codec(C)));
+        for (int r = 0; r < G; ++r) {
+            const F x = a_number<C>(row(r), d);
+            sums[r][0] = fma(b0, x, sums[r][0]);
+            sums[r][1] = fma(b1, x, sums[r][1]);
+        }
+    });
+    for (int r = 0; r < G; ++r) {
+        store(s + r * kChunk, kSplit ? zip_low(acc[r][0], acc[r][1]) : acc[r][0]);
+        store(s + r * kChunk + 16, kSplit ? zip_high(acc[r][0], acc[r][1]) : acc[r][1]);
     }
 }
 
@@ -90,12 +92,12 @@ inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
     for (; r < end; ++r) fn.template operator()<1>(r);
 }
 
-template <Codec C>
+template <Math C>
 void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t first, int64_t rows, int64_t depth,
-                   int64_t column) {
+                   int64_t column, const uint8_t* ahead) {
     by_rows(first, rows, [&]<int G>(int64_t r) {
         scores_in_place<C, G>(t.k[0], st.ks.dim, st.dim, x.q + r * depth * a_bytes<C>(), depth,
-                              x.s + r * kChunk + column);
+                              x.s + r * kChunk + column, ahead);
     });
 }
 
@@ -105,22 +107,25 @@ struct ValueTile {  // 32 rows of cells in two halves
 };
 
 // Pairs of 16 dims come out of the registers interleaved where 32 were read at once; `in_order` undoes that at the end.
-template <Codec C, int N>
-constexpr bool kInterleaved = C == Codec::BF16 && N % 2 == 0;
+template <Math C, int N>
+constexpr bool kInterleaved = codec(C) == Codec::BF16 && N % 2 == 0;
 
 // One tile's part of N * 16 dims from `d`, added to acc, of G rows; p has kChunk numbers a row.
-template <Codec C, int G, int N>
-inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t depth) {
-    constexpr int64_t kBytes = cell_bytes(C);
+template <Math C, int G, int N>
+inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t width,
+                            const uint8_t* ahead) {
+    constexpr int64_t kBytes = cell_bytes(codec(C));
     F acc[G][N];
     for (int r = 0; r < G; ++r)
-        for (int i = 0; i < N; ++i) acc[r][i] = load(sums + r * depth + d + i * kLanes);
+        for (int i = 0; i < N; ++i) acc[r][i] = load(sums + r * width + d + i * kLanes);
     const auto row = [&](int64_t r) { return p + r * kChunk * a_bytes<C>(); };
-    for (int64_t s = 0; s < kSlots; s += 2) {
-        const uint8_t* even = tile.half[s / 16] + (s % 16) * tile.stride + d * kBytes;
-        const uint8_t* odd = even + tile.stride;
+    ahead += d * kSlots * kBytes;
+    const auto cells_of = [&](int64_t s) { return tile.half[s / 16] + (s % 16) * tile.stride + d * kBytes; };
+    if constexpr (kDotInPlace<C> && kInterleaved<C, N>) {
 #if defined(__AVX512BF16__)
-        if constexpr (kInterleaved<C, N>) {
+        for (int64_t s = 0; s < kSlots; s += 2) {
+            for (int i = 0; i < N; ++i) prefetch(ahead + (s * N + 2 * i) * kLanes * kBytes);
+            const uint8_t *even = cells_of(s), *odd = even + tile.stride;
             __m512bh b[N];
             for (int i = 0; i < N; i += 2) {
                 const __m512i x = _mm512_loadu_si512(even + i * 32), y = _mm512_loadu_si512(odd + i * 32);
@@ -131,11 +136,12 @@ inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, 
                 const __m512bh two = pair_at(reinterpret_cast<const uint16_t*>(row(r)) + s);
                 for (int i = 0; i < N; ++i) acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, b[i], two);
             }
-            continue;
         }
 #endif
-        for (int o = 1; o >= 0; --o) {
-            const uint8_t* cells = o ? odd : even;
+    } else {
+        in_turn<tiled(C)>(acc, kSlots, [&](F(&chain)[G][N], int64_t s) {
+            const uint8_t* cells = cells_of(s);
+            for (int i = 0; i < N; i += 2) prefetch(ahead + (s * N + i) * kLanes * kBytes);
             F b[N];
             if constexpr (kInterleaved<C, N>) {
                 for (int i = 0; i < N; i += 2) {
@@ -146,13 +152,13 @@ inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, 
                 for (int i = 0; i < N; ++i) b[i] = load_cells<C>(cells + i * kLanes * kBytes);
             }
             for (int r = 0; r < G; ++r) {
-                const F x = a_number<C>(row(r), s + o);
-                for (int i = 0; i < N; ++i) acc[r][i] = fma(b[i], x, acc[r][i]);
+                const F x = a_number<C>(row(r), s);
+                for (int i = 0; i < N; ++i) chain[r][i] = fma(b[i], x, chain[r][i]);
             }
-        }
+        });
     }
     for (int r = 0; r < G; ++r)
-        for (int i = 0; i < N; ++i) store(sums + r * depth + d + i * kLanes, acc[r][i]);
+        for (int i = 0; i < N; ++i) store(sums + r * width + d + i * kLanes, acc[r][i]);
 }
 
 // Calls fn<N>(d) for blocks of N * 16 dims.
@@ -166,10 +172,10 @@ inline void by_dims(int64_t dim, Fn&& fn) {
     for (; d < dim; d += kLanes) fn.template operator()<1>(d);
 }
 
-template <Codec C>
+template <Math C>
 void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x, int64_t first,
-                   int64_t rows, int64_t depth) {
-    constexpr int64_t kBytes = cell_bytes(C);
+                   int64_t rows, int64_t width, const uint8_t* ahead) {
+    constexpr int64_t kBytes = cell_bytes(codec(C));
     const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
     ValueTile v{{t.v[0], t.v[1]}, step};
     if (seen != ~0u) {  // a boundary tile: rows that may not be seen are zeros
@@ -183,12 +189,13 @@ void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t
     }
     by_rows(first, rows, [&]<int G>(int64_t r) {
         const uint8_t* p = x.p + (r * kChunk + index * kSlots) * a_bytes<C>();
-        by_dims(a.store.dim, [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * depth, depth); });
+        by_dims(a.store.dim,
+                [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * width, width, ahead); });
     });
 }
 
 // The sums of values_in_place with their dims in order.
-template <Codec C>
+template <Math C>
 void in_order(const float* sums, int64_t dim, float* out) {
     by_dims(dim, [&]<int N>(int64_t d) {
         for (int i = 0; i < N; ++i) {
@@ -196,15 +203,14 @@ void in_order(const float* sums, int64_t dim, float* out) {
                 store(out + d + i * kLanes, load(sums + d + i * kLanes));
             } else if (i % 2 == 0) {
                 const F a = load(sums + d + i * kLanes), b = load(sums + d + (i + 1) * kLanes);
+                if constexpr (kDotInPlace<C>) {
 #if defined(__AVX512BF16__)
-                const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-                const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-                _mm512_storeu_ps(out + d + i * kLanes, _mm512_permutex2var_ps(a.v, first, b.v));
-                _mm512_storeu_ps(out + d + (i + 1) * kLanes, _mm512_permutex2var_ps(a.v, second, b.v));
-#else
-                store(out + d + i * kLanes, zip_low(a, b));
-                store(out + d + (i + 1) * kLanes, zip_high(a, b));
+                    store_unpacked(out + d + i * kLanes, a, b);
 #endif
+                } else {
+                    store(out + d + i * kLanes, zip_low(a, b));
+                    store(out + d + (i + 1) * kLanes, zip_high(a, b));
+                }
             }
         }
     });

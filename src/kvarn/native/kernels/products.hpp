@@ -9,12 +9,12 @@ namespace {
 // -- products: R rows of A with a staged tile -------------------------------------------------------------------------
 
 // A row of q is `depth` numbers: bf16 where the codec rounds and pairs can be multiplied, f32 otherwise.
-template <Codec C, int R>
+template <Math C, int R>
 inline void scores(const void* q, int64_t depth, const void* tile, float* s, int64_t s_stride) {
     F acc[R][2];
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
 #if defined(__AVX512BF16__)
-    if constexpr (dots(C)) {
+    if constexpr (pairs(C) && !tiled(C)) {
         const auto* a = static_cast<const uint16_t*>(q);
         const auto* b = static_cast<const uint16_t*>(tile);
         for (int64_t d = 0; d < depth; d += 2, b += 2 * kSlots) {
@@ -31,27 +31,26 @@ inline void scores(const void* q, int64_t depth, const void* tile, float* s, int
 #endif
     const auto* a = static_cast<const float*>(q);
     const auto* b = static_cast<const float*>(tile);
-    for (int64_t d = 0; d < depth; d += 2)
-        for (int odd = 1; odd >= 0; --odd) {
-            const F b0 = load(b + (d + odd) * kSlots), b1 = load(b + (d + odd) * kSlots + 16);
-            for (int r = 0; r < R; ++r) {
-                const F x = set1(a[r * depth + d + odd]);
-                acc[r][0] = fma(b0, x, acc[r][0]);
-                acc[r][1] = fma(b1, x, acc[r][1]);
-            }
+    in_turn<tiled(C)>(acc, depth, [&](F(&sums)[R][2], int64_t d) {
+        const F b0 = load(b + d * kSlots), b1 = load(b + d * kSlots + 16);
+        for (int r = 0; r < R; ++r) {
+            const F x = set1(a[r * depth + d]);
+            sums[r][0] = fma(b0, x, sums[r][0]);
+            sums[r][1] = fma(b1, x, sums[r][1]);
         }
+    });
     for (int r = 0; r < R; ++r) store(s + r * s_stride, acc[r][0]), store(s + r * s_stride + 16, acc[r][1]);
 }
 
 // O[r][lanes of dims] = sum over n tiles of p[r][slot] * V[slot][dim]; V staged one tile after the other.
-template <Codec C, int R, int N>
+template <Math C, int R, int N>
 inline void values(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
                    int64_t o_stride) {
     F acc[R][N];
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < N; ++i) acc[r][i] = zero();
 #if defined(__AVX512BF16__)
-    if constexpr (dots(C)) {
+    if constexpr (pairs(C) && !tiled(C)) {
         const auto* a = static_cast<const uint16_t*>(p);
         const auto* b = static_cast<const uint16_t*>(v);
         for (int64_t s = 0; s < n * kSlots; s += 2, b += 2 * width)
@@ -67,20 +66,20 @@ inline void values(const void* p, int64_t p_stride, const void* v, int64_t width
 #endif
     const auto* a = static_cast<const float*>(p);
     const auto* b = static_cast<const float*>(v);
-    for (int64_t s = 0; s < n * kSlots; s += 2)
-        for (int odd = 1; odd >= 0; --odd)
-            for (int r = 0; r < R; ++r) {
-                const F x = set1(a[r * p_stride + s + odd]);
-                for (int i = 0; i < N; ++i) acc[r][i] = fma(load(b + (s + odd) * width + i * kLanes), x, acc[r][i]);
-            }
+    in_turn<tiled(C)>(acc, n * kSlots, [&](F(&sums)[R][N], int64_t s) {
+        for (int r = 0; r < R; ++r) {
+            const F x = set1(a[r * p_stride + s]);
+            for (int i = 0; i < N; ++i) sums[r][i] = fma(load(b + s * width + i * kLanes), x, sums[r][i]);
+        }
+    });
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
 }
 
-template <Codec C, int R>
+template <Math C, int R>
 inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
                         int64_t o_stride) {
-    const int64_t bytes = dots(C) ? 4 : 4;  // per dim: a pair of bf16, or an f32
+    constexpr int64_t bytes = 4;  // per dim: a pair of bf16, or an f32
     int64_t d = 0;
     const auto* at = static_cast<const uint8_t*>(v);
     for (; d + kValueLanes * kLanes <= width; d += kValueLanes * kLanes)
@@ -97,15 +96,15 @@ struct Piece {
 };
 
 // s: n tiles of 32 scores, in base 2. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
-template <Codec C>
+template <Math C>
 Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
     F top = set1(kMinusInfinity);
     for (int64_t t = 0; t < n; ++t)
         for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
             F x = load(s + i * kLanes);
-            if constexpr (C == Codec::Int8) x = mul(x, load(k_scale + i * kLanes));
+            if constexpr (codec(C) == Codec::Int8) x = mul(x, load(k_scale + i * kLanes));
             if (seen[t] != ~0u) x = keep(seen[t] >> (i % 2 * 16) & 0xffffu, x, set1(kMinusInfinity));
-            if (C == Codec::Int8 || seen[t] != ~0u) store(s + i * kLanes, x);
+            if (codec(C) == Codec::Int8 || seen[t] != ~0u) store(s + i * kLanes, x);
             top = max(top, x);
         }
     const float m = reduce_max(top);
@@ -114,9 +113,9 @@ Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, c
     for (int64_t i = 0; i < 2 * n; ++i) {
         F x = exp2<rounds(C)>(sub(load(s + i * kLanes), base));
         sum = add(sum, x);
-        if constexpr (C == Codec::Int8)
+        if constexpr (codec(C) == Codec::Int8)
             x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, mul(x, load(v_scale + i * kLanes)), zero());
-        if constexpr (dots(C)) {
+        if constexpr (pairs(C)) {
             store_bf16(static_cast<uint16_t*>(p) + i * kLanes, x);
         } else if constexpr (rounds(C)) {
             uint16_t narrow[kLanes];
@@ -129,24 +128,24 @@ Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, c
     return {m, reduce_add(sum)};
 }
 
-struct Totals {  // (M, L) of some rows
-    float m[kMostRows], l[kMostRows];
+struct Totals {  // (M, L) of some rows, and of as many more as fill a register
+    float m[kMostRows + kLanes], l[kMostRows + kLanes];
     explicit Totals(int64_t rows) {
-        for (int64_t r = 0; r < up(rows, kLanes); ++r) m[r] = kMinusInfinity, l[r] = 0.0f;
+        for (int64_t r = 0; r < rows + kLanes; ++r) m[r] = kMinusInfinity, l[r] = 0.0f;
     }
 };
 
-// (M, L, O) of each row absorbs the next chunk's.
-inline void absorb(Totals& total, float* o, const Totals& piece, const float* part, int64_t part_stride, int64_t rows,
-                   int64_t width) {
-    float a[kMostRows], b[kMostRows];
+// (M, L, O) of each row absorbs the next chunk's. Rows that fill the last register absorb nothing.
+inline void absorb(float* total_m, float* total_l, float* o, const Totals& piece, const float* part,
+                   int64_t part_stride, int64_t rows, int64_t width) {
+    float a[kMostRows + kLanes], b[kMostRows + kLanes];
     for (int64_t r = 0; r < rows; r += kLanes) {
-        const F old = load(total.m + r), fresh = load(piece.m + r), m = max(fresh, old);  // a NaN stays out of m
+        const F old = load(total_m + r), fresh = load(piece.m + r), m = max(fresh, old);  // a NaN stays out of m
         const F base = where_below(m, set1(-__FLT_MAX__), zero(), m);
         const F x = exp2(sub(old, base)), y = exp2(sub(fresh, base));
         store(a + r, x), store(b + r, y);
-        store(total.m + r, m);
-        store(total.l + r, fma(load(total.l + r), x, mul(load(piece.l + r), y)));
+        store(total_m + r, m);
+        store(total_l + r, fma(load(total_l + r), x, mul(load(piece.l + r), y)));
     }
     for (int64_t r = 0; r < rows; ++r) {
         const F x = set1(a[r]), y = set1(b[r]);
@@ -183,25 +182,25 @@ struct Carver {
 };
 
 Scratch carve(uint8_t* memory, int64_t dim) {
-    const int64_t depth = up(dim, 16);
+    const int64_t depth = up(dim, 32);
     Carver c{memory};
     Scratch x;
     x.q = c.take(kMostRows * depth * 4);
     x.s = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
     x.p = c.take(kMostRows * kChunk * 4);
-    x.k = c.take(kSlots * depth * 4);
+    x.k = c.take(kChunk * depth * 4);
     x.v = c.take(kChunk * depth * 4);
     x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
     x.o = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
-    x.part = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
+    x.part = reinterpret_cast<float*>(c.take((kMostRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
     x.k_scale = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
     x.v_scale = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
     return x;
 }
 
-template <Codec C>
+template <Math C>
 constexpr int64_t a_bytes() {  // of a number of q or p
-    return dots(C) ? 2 : 4;
+    return pairs(C) ? 2 : 4;
 }
 
 }  // namespace

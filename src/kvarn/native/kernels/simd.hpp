@@ -21,6 +21,8 @@
 #define KVARN_UNROLL(n)  // arrays of sixteen, unrolled sixteen times, take the compiler minutes
 #endif
 
+#define KVARN_INLINE inline __attribute__((always_inline))
+
 namespace kvarn::KVARN_ISA {
 
 constexpr int kLanes = 16;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../view.hpp"
-#include "simd.hpp"
+#include "order.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
@@ -12,11 +12,6 @@ namespace {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-#if defined(__AVX512BF16__)
-constexpr bool kDotUnit = true;
-#else
-constexpr bool kDotUnit = false;
-#endif
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 10, kDecodeRows = 4, kValueRows = 6, kValueLanes = 4;
 #elif defined(__AVX2__)
@@ -25,8 +20,25 @@ constexpr int kScoreRows = 2, kDecodeRows = 3, kValueRows = 2, kValueLanes = 2;
 constexpr int kScoreRows = 1, kDecodeRows = 1, kValueRows = 1, kValueLanes = 1;
 #endif
 
-constexpr bool rounds(Codec c) { return c == Codec::BF16 || c == Codec::Int8; }
-constexpr bool dots(Codec c) { return kDotUnit && rounds(c); }  // p and q stay bf16, tiles are staged as pairs
+// How cells are computed with: in f32 all along, or by products of bf16 whose sums are in one of two orders
+// (../isa.hpp), the second one by vector units or by a matrix unit.
+enum class Math { F32, F16, BF16, Int8, TiledBF16, TiledInt8, UnitBF16, UnitInt8 };
+
+constexpr Codec codec(Math m) {
+    if (m == Math::F32) return Codec::F32;
+    if (m == Math::F16) return Codec::F16;
+    return m == Math::BF16 || m == Math::TiledBF16 || m == Math::UnitBF16 ? Codec::BF16 : Codec::Int8;
+}
+constexpr bool rounds(Math m) { return m != Math::F32 && m != Math::F16; }  // q and p are rounded to bf16
+constexpr bool unit(Math m) { return m == Math::UnitBF16 || m == Math::UnitInt8; }
+constexpr bool tiled(Math m) { return m == Math::TiledBF16 || m == Math::TiledInt8 || unit(m); }
+constexpr bool pairs(Math m) { return tiled(m) ? unit(m) : kDotUnit && rounds(m); }  // q, p and tiles stay bf16
+template <Math C>
+constexpr int64_t kRowsAtOnce = unit(C) ? 16 : 30;  // query rows of a prefill unit between two looks at the keys
+template <Math C>
+constexpr int64_t depth_of(int64_t dim) {  // dims that a score sums over, the last ones zeros
+    return unit(C) ? (dim + 31) / 32 * 32 : (dim + 15) / 16 * 16;
+}
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -95,20 +107,20 @@ struct Walk {  // finds blocks of one sequence by position
     }
 };
 
-template <Codec C>
+template <Math C>
 inline F load_cells(const uint8_t* p) {  // 16 of them
-    if constexpr (C == Codec::F32) return load(reinterpret_cast<const float*>(p));
-    if constexpr (C == Codec::F16) return load_f16(reinterpret_cast<const uint16_t*>(p));
-    if constexpr (C == Codec::BF16) return load_bf16(reinterpret_cast<const uint16_t*>(p));
-    if constexpr (C == Codec::Int8) return load_i8(reinterpret_cast<const int8_t*>(p));
+    if constexpr (codec(C) == Codec::F32) return load(reinterpret_cast<const float*>(p));
+    if constexpr (codec(C) == Codec::F16) return load_f16(reinterpret_cast<const uint16_t*>(p));
+    if constexpr (codec(C) == Codec::BF16) return load_bf16(reinterpret_cast<const uint16_t*>(p));
+    if constexpr (codec(C) == Codec::Int8) return load_i8(reinterpret_cast<const int8_t*>(p));
 }
 
-template <Codec C>
+template <Math C>
 inline float cell(const uint8_t* p) {
-    if constexpr (C == Codec::F32) return *reinterpret_cast<const float*>(p);
-    if constexpr (C == Codec::BF16) return widen_bf16(*reinterpret_cast<const uint16_t*>(p));
-    if constexpr (C == Codec::Int8) return float(*reinterpret_cast<const int8_t*>(p));
-    if constexpr (C == Codec::F16) {
+    if constexpr (codec(C) == Codec::F32) return *reinterpret_cast<const float*>(p);
+    if constexpr (codec(C) == Codec::BF16) return widen_bf16(*reinterpret_cast<const uint16_t*>(p));
+    if constexpr (codec(C) == Codec::Int8) return float(*reinterpret_cast<const int8_t*>(p));
+    if constexpr (codec(C) == Codec::F16) {
         uint16_t sixteen[kLanes] = {*reinterpret_cast<const uint16_t*>(p)};
         float wide[kLanes];
         store(wide, load_f16(sixteen));
@@ -149,9 +161,9 @@ inline void transpose(const uint32_t* src, int64_t src_stride, uint32_t* dst, in
 
 // The f32 numbers of a tile, slots in rows, [32][width] with width = up(dim, 16): any layout, slots outside `seen` as
 // 0.
-template <Codec C>
+template <Math C>
 void widen_rows(const uint8_t* const* half, const Strides& st, int64_t dim, uint32_t seen, float* out, int64_t width) {
-    constexpr int64_t kBytes = cell_bytes(C);
+    constexpr int64_t kBytes = cell_bytes(codec(C));
     for (int s = 0; s < int(kSlots); ++s) {
         float* row = out + s * width;
         if (!((seen >> s) & 1u)) {
@@ -168,9 +180,9 @@ void widen_rows(const uint8_t* const* half, const Strides& st, int64_t dim, uint
 }
 
 // The same with slots in columns, [depth][32], depth = up(dim, 16). What an unseen slot's column holds does not matter.
-template <Codec C>
+template <Math C>
 void widen_columns(const uint8_t* const* half, const Strides& st, int64_t dim, uint32_t seen, float* out, float* rows) {
-    constexpr int64_t kBytes = cell_bytes(C);
+    constexpr int64_t kBytes = cell_bytes(codec(C));
     const int64_t depth = up(dim, 16);
     if (st.slot == 1) {
         for (int64_t d = 0; d < depth; ++d)
@@ -187,7 +199,8 @@ void widen_columns(const uint8_t* const* half, const Strides& st, int64_t dim, u
 
 #if defined(__AVX512BF16__)
 
-// bf16 tiles as pairs, ready for VDPBF16PS. K: [depth / 2][32 slots][2 dims]; V: [16 slot pairs][width dims][2 slots].
+// bf16 tiles as pairs, ready for VDPBF16PS and for a matrix unit. K: [depth / 2][32 slots][2 dims]; V: [16 slot
+// pairs][width dims][2 slots].
 inline void zip_rows(const uint16_t* a, const uint16_t* b, uint16_t* out) {  // 32 elements of each, in natural order
     const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
     const __m512i lo = _mm512_unpacklo_epi16(x, y), hi = _mm512_unpackhi_epi16(x, y);
@@ -197,11 +210,11 @@ inline void zip_rows(const uint16_t* a, const uint16_t* b, uint16_t* out) {  // 
     _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi64(lo, second, hi));
 }
 
-template <Codec C>
+template <Math C>
 void pair_columns(const uint8_t* const* half, const Strides& st, int64_t dim, uint32_t seen, uint16_t* out,
                   float* rows) {
-    const int64_t depth = up(dim, 16);
-    if constexpr (C == Codec::BF16) {
+    const int64_t depth = depth_of<C>(dim);
+    if constexpr (codec(C) == Codec::BF16) {
         const bool whole = half[0] && half[1];
         if (st.slot == 1 && whole && half[1] == half[0] + 32 && dim % 2 == 0 && dim == depth) {
             const auto* p = reinterpret_cast<const uint16_t*>(half[0]);
@@ -224,10 +237,10 @@ void pair_columns(const uint8_t* const* half, const Strides& st, int64_t dim, ui
               int(kSlots), int(depth / 2));
 }
 
-template <Codec C>
+template <Math C>
 void pair_rows(const uint8_t* const* half, const Strides& st, int64_t dim, uint32_t seen, uint16_t* out, float* rows) {
     const int64_t width = up(dim, 16);
-    if constexpr (C == Codec::BF16) {
+    if constexpr (codec(C) == Codec::BF16) {
         const bool whole = half[0] && half[1] && seen == ~0u && dim % 32 == 0;
         if (whole && st.dim == 1) {
             for (int s = 0; s < int(kSlots); s += 2) {
@@ -253,12 +266,6 @@ void pair_rows(const uint8_t* const* half, const Strides& st, int64_t dim, uint3
                 out[(s / 2 * width + d + i) * 2 + 1] = b[i];
             }
         }
-}
-
-inline __m512bh pair_at(const uint16_t* p) {
-    int32_t two;
-    memcpy(&two, p, 4);
-    return (__m512bh)_mm512_set1_epi32(two);
 }
 
 #endif

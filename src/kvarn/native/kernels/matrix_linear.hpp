@@ -1,0 +1,130 @@
+// Products of many activation rows by a matrix unit: the integer sums of a block, or whole sums over bf16. Scales are
+// applied as everywhere, so the bits are those of the other paths. Included by linear.cpp.
+#pragma once
+
+#include "blocks.hpp"
+
+#if defined(KVARN_AMX)
+
+#include <vector>
+
+#include "amx.hpp"
+
+namespace kvarn::KVARN_ISA {
+namespace {
+
+constexpr int64_t kFewRows = 8;  // that a vector unit multiplies as fast
+constexpr TileShapes kBlocks{32}, kHalfBlocks{16}, kPairs{64};
+
+// One group's codes as signed bytes, [block][8 quads of columns][16 rows][4].
+template <Kind K>
+void widen_group(const uint8_t* codes, int64_t blocks, int8_t* out) {
+    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K)));
+    for (int64_t b = 0; b < blocks; ++b, out += 512) {
+        Bytes v[8];
+        unpack<bits_of_kind(K)>(codes + b * block_bytes(K), v);
+        for (int g = 0; g < 8; ++g) _mm512_storeu_si512(out + g * 64, _mm512_sub_epi8(v[g], offset));
+    }
+}
+
+// Sums of one block of sixteen rows with one group, into one or two matrices of 16 x 16.
+template <Kind K, int T>
+inline void block_sums(const int8_t* x, const int8_t* w, int32_t* sums) {
+    tile_zero<T>();
+    tile_load<4 + T % 2>(x, kBlock);
+    tile_load<6 + T % 2>(w, 64);
+    tile_dot_int8<T, 4 + T % 2, 6 + T % 2>();
+    tile_store<T>(sums, 64);
+    if constexpr (two_sums(K)) {
+        constexpr int S = T + 2;
+        tile_zero<S>();
+        tile_load<4 + T % 2>(x + 16, kBlock);
+        tile_load<6 + T % 2>(w + 256, 64);
+        tile_dot_int8<S, 4 + T % 2, 6 + T % 2>();
+        tile_store<S>(sums + 256, 64);
+    }
+}
+
+template <Kind K>
+void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t t,
+                     const int8_t* codes) {
+    alignas(64) int32_t sums[2][512];  // of this block and the next: the unit works while scales are applied
+    const uint8_t* scales = w.scales(group);
+    const int8_t* xs = x.codes + t * x.blocks * kTile * kBlock;
+    const BlockMeta* meta = x.meta + t * x.blocks * kTile;
+    Floats acc[kTile];
+    KVARN_UNROLL(16)
+    for (int r = 0; r < int(kTile); ++r) acc[r] = same(0.0f);
+    const auto ask = [&]<int T>(int64_t b) {
+        if (b < w.blocks) block_sums<K, T>(xs + b * kTile * kBlock, codes + b * 512, sums[T]);
+    };
+    const auto apply = [&]<int T>(int64_t b) __attribute__((always_inline)) {
+        const Scales<K> s(scales, b, 0);
+        KVARN_UNROLL(16)
+        for (int r = 0; r < int(kTile); ++r) {
+            const Ints first = _mm512_load_si512(sums[T] + r * 16);
+            const Ints second = two_sums(K) ? _mm512_load_si512(sums[T] + 256 + r * 16) : first;
+            acc[r] = scaled<K>(acc[r], s, meta[b * kTile + r], first, second);
+        }
+    };
+    ask.template operator()<0>(0);
+    int64_t b = 0;
+    for (; b + 1 < w.blocks; b += 2) {
+        ask.template operator()<1>(b + 1);
+        apply.template operator()<0>(b);
+        ask.template operator()<0>(b + 2);
+        apply.template operator()<1>(b + 1);
+    }
+    if (b < w.blocks) apply.template operator()<0>(b);
+    const int64_t left = x.rows - t * kTile;
+    KVARN_UNROLL(16)
+    for (int r = 0; r < int(kTile); ++r)  // unrolled, so that the sums can stay in registers
+        if (r < left) write_lanes(y, t * kTile + r, group * kGroup, F{acc[r]});
+}
+
+template <Kind K>
+void tile_integers(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+    thread_local std::vector<int8_t> memory;  // grows to the longest row of a model, and stays
+    if (int64_t(memory.size()) < w.blocks * 512 + 64) memory.resize(size_t(w.blocks * 512 + 64));
+    int8_t* codes = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63);
+    const UseTiles tiles(two_sums(K) ? kHalfBlocks : kBlocks);
+    for (int64_t group = r.group_begin; group < r.group_end; ++group) {
+        widen_group<K>(w.codes(group), w.blocks, codes);
+        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes);
+    }
+}
+
+// Whole tiles of rows with bf16 weights, in the unit's own order; returns the first row that is left.
+inline int64_t tile_bf16(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+    const int64_t whole = smaller(r.tile_end, x.rows / kTile), width = x.blocks * kBlock;
+    if (r.tile_begin >= whole) return r.tile_begin * kTile;
+    const UseTiles tiles(kPairs);
+    alignas(64) float sums[2][kTile * kGroup];
+    for (int64_t group = r.group_begin; group < r.group_end; ++group) {
+        const uint8_t* codes = w.codes(group);
+        for (int64_t t = r.tile_begin; t < whole; t += 2) {
+            const bool two = t + 1 < whole;
+            const uint16_t *a = x.bf16 + t * kTile * width, *b = a + (two ? kTile * width : 0);
+            tile_zero<0>();
+            tile_zero<1>();
+            for (int64_t c = 0; c < width; c += 32) {
+                tile_load<6>(codes + c * 32, 64);
+                tile_load<4>(a + c, width * 2);
+                tile_dot_bf16<0, 4, 6>();
+                tile_load<5>(b + c, width * 2);
+                tile_dot_bf16<1, 5, 6>();
+            }
+            tile_store<0>(sums[0], 64);
+            tile_store<1>(sums[1], 64);
+            for (int64_t i = 0; i <= int64_t(two); ++i)
+                for (int64_t row = 0; row < kTile; ++row)
+                    write_lanes(y, (t + i) * kTile + row, group * kGroup, load(sums[i] + row * kGroup));
+        }
+    }
+    return whole * kTile;
+}
+
+}  // namespace
+}  // namespace kvarn::KVARN_ISA
+
+#endif
