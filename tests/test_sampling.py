@@ -10,7 +10,7 @@ from kvarn.request import SamplingParams
 from kvarn.sampling import History, log_softmax, make_sampler, uniform
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0, 0.5], np.float32)
-EMPTY = History([], [])
+EMPTY = History([], 0)
 
 
 def draw(logits=LOGITS, history=EMPTY, k=0, seed=1, **params):
@@ -19,7 +19,7 @@ def draw(logits=LOGITS, history=EMPTY, k=0, seed=1, **params):
 
 def possible(logits=LOGITS, **params) -> set[int]:
     sampler = make_sampler(SamplingParams(temperature=1.0, **params), 3, len(logits))
-    return {sampler(logits, History([], [0] * i), 0).token for i in range(600)}
+    return {sampler(logits, History([0] * i, 0), 0).token for i in range(600)}
 
 
 def test_greedy_takes_the_largest_and_ties_go_to_the_lower_id() -> None:
@@ -47,7 +47,7 @@ def test_min_p_is_relative_to_the_most_likely() -> None:
 
 def test_temperature_sharpens_and_frequencies_follow_the_probabilities() -> None:
     sampler = make_sampler(SamplingParams(temperature=2.0), 11, 6)
-    counts = Counter(sampler(LOGITS, History([], [0] * i), 0).token for i in range(20_000))
+    counts = Counter(sampler(LOGITS, History([0] * i, 0), 0).token for i in range(20_000))
     expected = np.exp(log_softmax(LOGITS / 2))
     for token in range(6):
         assert counts[token] / 20_000 == pytest.approx(expected[token], abs=0.012)
@@ -64,12 +64,12 @@ def test_randomness_is_a_pure_function_of_seed_sample_and_index() -> None:
 
 
 def test_penalties() -> None:
-    history = History([1], [3, 3])
+    history = History([1, 3, 3], 1)
     assert draw(history=history, repetition_penalty=2.0).token == 2, "1 in the prompt and 3 in the output are halved"
-    assert draw(history=History([1], []), presence_penalty=2.0).token == 1, "presence looks at the output only"
-    assert draw(history=History([], [1]), presence_penalty=0.5).token == 3
-    assert draw(history=History([], [1, 1, 3]), frequency_penalty=0.6).token == 3
-    assert draw(history=History([4], []), repetition_penalty=3.0, logprobs=0).token == 1
+    assert draw(history=History([1], 1), presence_penalty=2.0).token == 1, "presence looks at the output only"
+    assert draw(history=History([1], 0), presence_penalty=0.5).token == 3
+    assert draw(history=History([1, 1, 3], 0), frequency_penalty=0.6).token == 3
+    assert draw(history=History([4], 1), repetition_penalty=3.0, logprobs=0).token == 1
 
 
 def test_logit_bias_and_its_bounds() -> None:

@@ -138,20 +138,21 @@ class Engine:
         step = self.cache.prepare(list(by_id))
         order = [by_id[seq] for seq in step.seqs]
         parts = [sample.tokens[sample.computed : sample.computed + n] for sample, n in order]
-        ends = np.cumsum([n for _, n in order])
-        ready = [i for i, (sample, n) in enumerate(order) if n == sample.missing]
+        ends = itertools.accumulate(n for _, n in order)
+        ready = [(sample, end - 1) for (sample, n), end in zip(order, ends, strict=True) if n == sample.missing]
         tokens = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
-        logits = self.program.run(self.cache, tokens, step.positions, ends[ready] - 1)
+        rows = np.array([row for _, row in ready], np.int64)
+        logits = self.program.run(self.cache, tokens, step.positions, rows)
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
         for (sample, n), part in zip(order, parts, strict=True):
             self.cache.commit(sample.id, part)
             sample.computed += n
         events: list[Event] = []
-        for row, i in zip(logits, ready, strict=True):
+        for found, (sample, _) in zip(logits, ready, strict=True):
             try:
-                events += self._sample(order[i][0], row)
+                events += self._sample(sample, found)
             except Exception as error:  # noqa: BLE001 (one request's fault is not the others')
-                self.fail(order[i][0].request, error)
+                self.fail(sample.request, error)
         return events
 
     def _sample(self, sample: Sample, logits: Floats) -> list[Event]:
@@ -166,7 +167,7 @@ class Engine:
         for each in (sample, *siblings):
             if each is not sample:
                 self.scheduler.adopt_fork(sample, each)
-            sampled = sampler(logits, History(request.prompt, each.output), each.index)
+            sampled = sampler(logits, History(each.tokens, len(request.prompt)), each.index)
             each.tokens.append(sampled.token)
             self.stats.generated_tokens += 1
             events.append(Event(each, sampled))

@@ -27,10 +27,18 @@ class Sampled(NamedTuple):
 
 
 class History(NamedTuple):
-    """What penalties look at."""
+    """What penalties look at: the tokens so far, of which the first are the prompt. Nothing is copied unasked."""
 
-    prompt: list[int]
-    output: list[int]
+    tokens: list[int]
+    n_prompt: int
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
 
 
 Sampler = Callable[[Floats, History, int], Sampled]  # logits [vocabulary], history, k of the sample
@@ -57,7 +65,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
         scores = logits.astype(np.float64)
         for edit in edits:
             edit(scores, history)
-        token = choose(scores, k, len(history.output))
+        token = choose(scores, k, history.n_output)
         return Sampled(token, *report(logits, token))
 
     return sample
@@ -75,7 +83,7 @@ def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
         penalty = params.repetition_penalty
 
         def repetition(scores: Doubles, history: History) -> None:
-            seen = np.array(sorted({*history.prompt, *history.output}), np.int64)
+            seen = np.array(sorted(set(history.tokens)), np.int64)
             scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
 
         edits.append(repetition)

@@ -77,29 +77,34 @@ class Table:
         self.q_start = np.zeros(max_seqs + 1, np.int32)  # [S + 1] rows of q that belong to each sequence
         self.slots = np.zeros(0, np.int64)  # [T] the cell each new token is written to; -1 is padding
         self.positions = np.zeros(0, np.int32)  # [T] the position of each new token
+        self._n_blocks, self._kv_len = memoryview(self.n_blocks), memoryview(self.kv_len)  # a store costs 40 ns, not 100
+        self._step: tuple[list[int], list[int]] = [], []  # rows and new tokens that q_start is made of
 
     def update(self, rows: Sequence[int], residencies: Sequence[Residency]) -> None:
         """Take over what changed. `rows` ascend; their sequences are the step, all others sit it out."""
         slots: list[int] = []
         positions: list[int] = []
+        new: list[int] = []
         for row, r in zip(rows, residencies, strict=True):
             held = len(r.blocks)
             if r.changed < held:
                 self.blocks[row, r.changed : held] = r.blocks[r.changed :]
                 self.first[row, r.changed : held] = r.firsts[r.changed :]
             r.changed = held
-            if r.reserved - r.length == 1:
+            self._n_blocks[row], self._kv_len[row] = held, r.reserved
+            new.append(r.reserved - r.length)
+            if new[-1] == 1:
                 entry = -1 if r.length >= r.firsts[-1] else r.index(r.length // self.block_size)
                 slots.append(r.blocks[entry] * self.block_size + r.length - r.firsts[entry])
                 positions.append(r.length)
             else:
                 self._slots_of_chunk(r, slots)
                 positions.extend(range(r.length, r.reserved))
-        self.n_blocks[rows] = [len(r.blocks) for r in residencies]
-        self.kv_len[rows] = [r.reserved for r in residencies]
-        new = np.zeros(len(self.n_blocks), np.int32)
-        new[rows] = [r.reserved - r.length for r in residencies]
-        np.cumsum(new, out=self.q_start[1:])
+        if self._step != (rows, new):  # a step of decodes is mostly like the one before
+            counts = np.zeros(len(self.n_blocks), np.int32)
+            counts[rows] = new
+            np.cumsum(counts, out=self.q_start[1:])
+            self._step = list(rows), new
         self.slots = np.array(slots, np.int64)
         self.positions = np.array(positions, np.int32)
 

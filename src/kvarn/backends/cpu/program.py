@@ -1,5 +1,6 @@
 """A model on the CPU backend: its calls recorded once, its weights packed once, a step as one native call."""
 
+from sys import getrefcount
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ class CpuProgram:
         self._program = isa.native.Program(pool)
         self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
         lower(nodes, config, weights, self._program)
+        self._logits = np.empty((0, 0), np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +53,7 @@ class CpuProgram:
         for group, table in enumerate(cache.tables):
             view.set_slots(group, table.slots)
         vocabulary = self._program.vocabulary
-        logits = np.empty((len(rows), align(vocabulary, LANES)), np.float32)
+        logits = self._logits_of(len(rows))
         counts = self._program.run(view, tokens, positions, np.asarray(rows, np.int64), logits)
         counters = cache.counters
         counters.written += counts[0]
@@ -61,6 +63,12 @@ class CpuProgram:
                 counters.calls[name] += calls
                 counters.seconds[name] += ns / 1e9 / self._threads
         return logits[:, :vocabulary]
+
+    def _logits_of(self, rows: int) -> Floats:
+        """Memory for them: that of the step before, if nobody holds it any more (fresh pages cost 5 % of a step)."""
+        if len(self._logits) < rows or getrefcount(self._logits) > 2:
+            self._logits = np.empty((rows, align(self._program.vocabulary, LANES)), np.float32)
+        return self._logits[:rows]
 
     def reserve(self, tokens: int) -> None:
         """Workspaces for steps of so many tokens; a larger step grows them."""

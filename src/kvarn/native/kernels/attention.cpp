@@ -107,6 +107,8 @@ int64_t count(uint32_t bits) { return __builtin_popcount(bits); }
 
 // -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
 
+constexpr int64_t kTilesAhead = 4;
+
 template <Math C>
 int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* memory) {
     const StoreView& s = a.store;
@@ -129,14 +131,12 @@ int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* 
         read += count(bits);
         tiles[n++] = walk.tile(pos, u.head);
     }
-    const auto ahead = [&](int64_t j, bool values) {  // what is read two tiles of one head after the j-th
-        const int64_t all = n * u.heads;
-        const bool v = values || j + 2 >= all;
-        const int64_t next = values ? smaller(j + 2, all - 1) : v ? smaller(j + 2 - all, all - 1) : j + 2;
-        const Tile& t = tiles[next / u.heads];
-        const Strides& st = v ? s.vs : s.ks;
+    const auto ahead = [&](int64_t j, bool values) {  // what is read so many tiles of one head after the j-th
+        const int64_t all = n * u.heads, next = smaller(j + kTilesAhead + (values ? all : 0), 2 * all - 1);
+        const bool v = next >= all;
+        const Tile& t = tiles[next % all / u.heads];
         const uint8_t* cells = v ? t.v[0] : t.k[0];
-        return cells ? cells + next % u.heads * st.head * cell_bytes(s.codec) : x.k;
+        return cells ? cells + next % u.heads * (v ? s.vs : s.ks).head * cell_bytes(s.codec) : x.k;
     };
     for (int64_t i = 0; i < n; ++i)
         for (int64_t h = 0; h < u.heads; ++h) {
