@@ -23,9 +23,11 @@ def kvarn(*args: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_strategies_prints_one_aligned_table(capsys: pytest.CaptureFixture) -> None:
-    assert main(["strategies", "-c", "256", "-n", "200"]) == 0
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_strategies_prints_one_aligned_table(backend: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["strategies", "-c", "256", "-n", "200", "--backend", backend]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f" cells, {backend} backend,")
     header = next(i for i, line in enumerate(lines) if line.startswith("strategy"))
     table = lines[header:]
     assert len(table) == 1 + len(NAMES)
@@ -38,7 +40,9 @@ def test_strategies_prints_one_aligned_table(capsys: pytest.CaptureFixture) -> N
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
 def test_strategies_as_json(codec: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["strategies", "-c", "256", "-n", "200", "--cache-type", codec, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    said = json.loads(capsys.readouterr().out)
+    rows = said["rows"]
+    assert said["backend"] == "cpu"
     assert len(rows) == len(NAMES)
     worst = {"f32": 2e-6, "bf16": 2e-2, "int8": 1e-1}[codec]
     for row in rows:

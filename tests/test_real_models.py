@@ -34,6 +34,7 @@ GOLDEN = Path(__file__).parent / "golden"
 SMALL = ("smollm2", "gemma")
 LEAD = 0.1  # nats by which llama.cpp must prefer its token for it to count
 NOISY_LEAD = 0.2  # where it rounds activations
+POSITIONS = {"qwen": 160}  # that the reference reads of the 512; test_exact_models reads all with the native backend
 
 
 def golden(name: str) -> dict:
@@ -52,38 +53,56 @@ def cache_for(ready: ReferenceProgram, strategy: str = "contiguous", codec: str 
 
 
 class Reading(NamedTuple):
-    """What the reference predicts over the golden text: its most likely tokens and their leads over the second."""
+    """What the reference predicts over the golden text: its most likely tokens and their leads over the second; and
+    along llama.cpp's greedy texts, by their tokens."""
 
     name: str
     ready: ReferenceProgram
-    top1: np.ndarray  # [511]
-    margins: np.ndarray  # [511]
+    top1: np.ndarray  # [positions]
+    margins: np.ndarray
+    texts: dict[tuple[int, ...], list[int]]  # prompt and answer -> the most likely tokens from the prompt's end on
 
     def agreement(self, known: dict) -> float:
         """Share of positions with our most likely token equal to llama.cpp's, where its lead is above 0.1 nats."""
-        sure = np.array(known["margins"]) > LEAD
-        return float((self.top1 == np.array(known["top1"]))[sure].mean())
+        return agreement(self.top1, known)
+
+    def continues(self, known: dict, lead: float) -> None:
+        """Teacher-forced along llama.cpp's greedy texts: its tokens until its margin first falls below the lead."""
+        for text in known["greedy"]:
+            prompt, tokens = text["prompt_tokens"], sure_tokens(text, lead)
+            full = next(full for full in self.texts if full[: len(prompt) + len(tokens)] == (*prompt, *tokens))
+            assert self.texts[full][: len(tokens)] == tokens, text["prompt"]
 
 
-def read(ready: ReferenceProgram, name: str) -> Reading:
-    logits = score(ready, cache_for(ready), golden(name)["tokens"], 0, 512)[:-1]
+def agreement(top1: np.ndarray, known: dict) -> float:
+    n = len(top1)
+    sure = np.array(known["margins"])[:n] > LEAD
+    return float((top1 == np.array(known["top1"])[:n])[sure].mean())
+
+
+def sure_tokens(text: dict, lead: float) -> list[int]:
+    return text["tokens"][: next((i for i, margin in enumerate(text["margins"]) if margin < lead), None)]
+
+
+def read(ready: ReferenceProgram, name: str, *goldens: tuple[dict, float]) -> Reading:
+    """Every text once: the quantized file's mostly begins the widened file's."""
+    tokens = golden(name)["tokens"][: POSITIONS.get(name)]
+    logits = score(ready, cache_for(ready), tokens, 0, 512)[: len(golden(name)["top1"])]
     second, first = np.partition(logits, -2, axis=1)[:, -2:].T
-    return Reading(name, ready, logits.argmax(1), first - second)
+    answers = [(text["prompt_tokens"], sure_tokens(text, lead)) for known, lead in goldens for text in known["greedy"]]
+    texts: dict[tuple[int, ...], list[int]] = {}
+    for prompt, answer in sorted(answers, key=lambda pair: -len(pair[0] + pair[1])):
+        text = (*prompt, *answer)
+        if not any(full[: len(text)] == text for full in texts):
+            texts[text] = score(ready, cache_for(ready), text, len(prompt) - 1, 512).argmax(1).tolist()
+    return Reading(name, ready, logits.argmax(1), first - second, texts)
 
 
 @pytest.fixture(scope="module", params=["qwen", "tinyllama", "gemma", "smollm2"])
 def reading(request: pytest.FixtureRequest) -> Reading:
     """The largest first: the last one stays in memory until the file is done."""
-    return read(program(request.param), request.param)
-
-
-def continued_as_by_llama_cpp(ready: ReferenceProgram, known: dict, lead: float) -> None:
-    """Teacher-forced along llama.cpp's greedy texts: the same token until its margin first falls below the lead."""
-    for text in known["greedy"]:
-        prompt, tokens, margins = text["prompt_tokens"], text["tokens"], text["margins"]
-        sure = next((i for i, margin in enumerate(margins) if margin < lead), len(margins))
-        logits = score(ready, cache_for(ready), [*prompt, *tokens[:sure]], len(prompt) - 1, 512)[:-1]
-        assert logits.argmax(1).tolist() == tokens[:sure], text["prompt"]
+    name = request.param
+    return read(program(name), name, (golden(f"{name}-f32"), LEAD), (golden(name), NOISY_LEAD))
 
 
 def test_item_43_top_1_agrees_with_llama_cpp(reading: Reading) -> None:
@@ -91,11 +110,11 @@ def test_item_43_top_1_agrees_with_llama_cpp(reading: Reading) -> None:
     whose GELU llama.cpp looks up in a table of f16."""
     known = golden(f"{reading.name}-f32")
     assert reading.agreement(known) >= 0.99
-    assert np.abs(reading.margins - np.array(known["margins"])).max() < 0.02
+    assert np.abs(reading.margins - np.array(known["margins"])[: len(reading.margins)]).max() < 0.02
 
 
 def test_item_43_golden_texts(reading: Reading) -> None:
-    continued_as_by_llama_cpp(reading.ready, golden(f"{reading.name}-f32"), LEAD)
+    reading.continues(golden(f"{reading.name}-f32"), LEAD)
 
 
 def test_item_43_quantized_files_agree_as_far_as_llama_cpps_rounding_permits(reading: Reading) -> None:
@@ -103,7 +122,22 @@ def test_item_43_quantized_files_agree_as_far_as_llama_cpps_rounding_permits(rea
     one batch: 98.1, 98.7, 99.0 and 99.1. Its margins move by 0.1 to 0.2 nats (standard deviation)."""
     known = golden(reading.name)
     assert reading.agreement(known) >= 0.98
-    continued_as_by_llama_cpp(reading.ready, known, NOISY_LEAD)
+    reading.continues(known, NOISY_LEAD)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
+    """TinyLlama: five tokens without BOS, six with. The cache ends with prompt + generated - 1, and each layer is asked
+    once per step."""
+    tokens = tokenizer(model(reading.name)).encode("The quick brown fox", bos=bos)
+    assert len(tokens) == (5 if reading.name == "tinyllama" else 4) + bos
+    engine = Engine(reading.ready, cache_for(reading.ready, context=64), 64)
+    request = engine.add(tokens, SamplingParams(max_tokens=5, ignore_eos=True))
+    while engine.busy:
+        engine.step()
+    layers = reading.ready.config.n_layers
+    assert request.samples[0].computed == len(tokens) + 5 - 1
+    assert engine.cache.counters.calls == {"prefill": layers, "decode": 4 * layers}
 
 
 def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> None:
@@ -111,8 +145,9 @@ def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> N
     checkpoint = open_checkpoint(stories.write_folder(model("stories15m"), tmp_path / "stories"))
     ready = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
     known = golden("stories15m")
-    assert read(ready, "stories15m").agreement(known) >= 0.99
-    continued_as_by_llama_cpp(ready, known, LEAD)
+    ours = read(ready, "stories15m", (known, LEAD))
+    assert ours.agreement(known) >= 0.99
+    ours.continues(known, LEAD)
 
 
 def choices(name: str) -> list[dict]:
@@ -123,22 +158,23 @@ def choices(name: str) -> list[dict]:
     return found
 
 
+SCORED = 16  # rows of logits, the last ones of the text, which depend on all before: as wide as a tile of the reference
+
+
 @pytest.mark.parametrize("name", SMALL)
-def test_item_34_logits_are_bit_equal_across_the_cache(name: str) -> None:
+def test_items_25_and_34_logits_are_bit_equal_across_the_cache_and_whatever_the_chunks(name: str) -> None:
+    """The same over whole texts, all rows and more chunks with the native backend: test_exact_models."""
     ready, tokens = program(name), golden(name)["tokens"][:70]
-    expected = score(ready, cache_for(ready, codec="bf16"), tokens, 0, 512)
+    first = len(tokens) - SCORED
+    expected = score(ready, cache_for(ready, codec="bf16"), tokens, first, 512)
     for choice in choices(name):
-        ours = score(ready, cache_for(ready, **({"codec": "bf16"} | choice)), tokens, 0, 512)
+        ours = score(ready, cache_for(ready, **({"codec": "bf16"} | choice)), tokens, first, 512)
         assert (bits(ours) == bits(expected)).all(), choice
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_item_25_logits_are_bit_equal_whatever_the_chunks(name: str) -> None:
-    ready, tokens = program(name), golden(name)["tokens"][:70]
-    expected = score(ready, cache_for(ready, codec="bf16"), tokens, 0, 512)
-    for chunk in (1, 7, 64):
-        ours = score(ready, cache_for(ready, "paged", "bf16"), tokens, 0, chunk)
+    for chunk in (7, 64):
+        ours = score(ready, cache_for(ready, "paged", "bf16"), tokens, first, chunk)
         assert (bits(ours) == bits(expected)).all(), chunk
+    decoded = score(ready, cache_for(ready, "paged", "bf16"), tokens[:20], 0, 1)
+    assert (bits(decoded) == bits(score(ready, cache_for(ready, codec="bf16"), tokens[:20], 0, 512))).all()
 
 
 def test_item_21_a_batch_on_a_real_model_equals_each_alone() -> None:
@@ -164,25 +200,11 @@ def test_item_36_perplexity_is_that_of_llama_cpp() -> None:
 
 
 def test_item_36_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
-    """The first 40 windows: 23.5659 by llama.cpp on the quantized file. Without its 8-bit rounding of activations the
-    reference gives 23.5115."""
+    """The first 8 windows: 24.6180 by llama.cpp on the quantized file, token by token, 24.6074 here. The first 40 take
+    minutes: 23.6061, or in batches 23.5659, and 23.5772 here; test_exact_models has them with the native backend."""
     checkpoint = open_checkpoint(model("smollm2"))
     types = {info.name: info.type for info in checkpoint.infos}
     rounding = RoundingProgram(checkpoint.config, load_weights(checkpoint, quiet), types)
-    result = perplexity(rounding, cache_for(rounding, context=512), wikitext(), 512, 40, None, 512)
-    assert (result.chunks, result.tokens) == (40, 40 * 255)
-    assert math.isclose(result.ppl, 23.5659, abs_tol=0.05)
-
-
-@pytest.mark.parametrize(("bos", "prompt"), [(False, 5), (True, 6)])
-def test_item_24_tinyllamas_quick_brown_fox(bos: bool, prompt: int) -> None:
-    """Five tokens without BOS, six with; the cache ends with prompt + generated - 1."""
-    tokens = tokenizer(model("tinyllama")).encode("The quick brown fox", bos=bos)
-    assert len(tokens) == prompt
-    ready = program("tinyllama")
-    engine = Engine(ready, cache_for(ready, context=64), 64)
-    request = engine.add(tokens, SamplingParams(max_tokens=5))
-    while engine.busy:
-        engine.step()
-    assert request.samples[0].computed == prompt + 5 - 1
-    assert engine.cache.counters.calls == {"prefill": 22, "decode": 4 * 22}
+    result = perplexity(rounding, cache_for(rounding, context=512), wikitext(), 512, 8, None, 512)
+    assert (result.chunks, result.tokens) == (8, 8 * 255)
+    assert math.isclose(result.ppl, 24.6180, abs_tol=0.05)

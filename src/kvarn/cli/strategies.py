@@ -1,8 +1,8 @@
 """`kvarn strategies`: the same random keys through every strategy, one table of what each cost and gave.
 
-Prefill in chunks, then decode, through the real cache and the reference kernels. The largest difference is against
-dense attention in float64 under the same mask; `bits` says whether every bit of the output equals that of a contiguous
-cache with the same mask and cells, prefilled in one piece.
+Prefill in chunks, then decode, through the real cache and the kernels of the backend. The largest difference is
+against dense attention in float64 under the same mask; `bits` says whether every bit of the output equals that of a
+contiguous cache with the same mask and cells, prefilled in one piece.
 """
 
 import argparse
@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from kvarn.backends.reference import Reference, dense
+from kvarn.backends.base import Backend
+from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
 from kvarn.cache.codecs import CODECS
@@ -21,6 +22,7 @@ from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli.text import human_bytes, print_table
 from kvarn.errors import KvarnError
+from kvarn.llm import BACKENDS, Ready
 
 DECODED = 16  # tokens of the run that are decoded one by one, after the prefill
 
@@ -60,6 +62,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, default=128, help="of ring, sliding and sinks (default: %(default)s)")
     parser.add_argument("--pinned", type=int, default=4, help="of sinks (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
 
 
@@ -72,13 +76,15 @@ def run(args: argparse.Namespace) -> None:
         rng.standard_normal((args.tokens, heads, spec.head_dim), dtype=np.float32)
         for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
     )
-    rows = [compare(name, args, spec, q, k, v) for name in args.cache or NAMES if applies(name, spec)]
+    backend = Ready(args.backend, args.threads).backend
+    rows = [compare(name, args, backend, spec, q, k, v) for name in args.cache or NAMES if applies(name, spec)]
     if args.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2))
+        facts = {"backend": backend.name, "rows": [asdict(row) for row in rows]}
+        print(json.dumps(facts, indent=2))
         return
     print(
         f"{args.tokens} tokens, {spec.n_heads} query and {spec.n_kv_heads} KV heads of {spec.head_dim}, one layer, "
-        f"{args.cache_type} cells,\n"
+        f"{args.cache_type} cells, {backend.name} backend,\n"
         f"context {args.context}, chunks of {args.chunk}, window {args.window} where the strategy has one\n"
     )
     header = ("strategy", "placement", "layout", "bytes", "blocks", "written/step", "read/step", "max diff", "bits")
@@ -97,7 +103,9 @@ def applies(name: str, spec: LayerSpec) -> bool:
     return name != "repeated" or spec.group > 1
 
 
-def compare(name: str, args: argparse.Namespace, spec: LayerSpec, q: Floats, k: Floats, v: Floats) -> Row:
+def compare(
+    name: str, args: argparse.Namespace, backend: Backend, spec: LayerSpec, q: Floats, k: Floats, v: Floats
+) -> Row:
     windowed = name in STRATEGIES and STRATEGIES[name].windowed
     layout = None if name in STRATEGIES and STRATEGIES[name].layout else args.cache_layout
     config = CacheConfig(
@@ -111,13 +119,13 @@ def compare(name: str, args: argparse.Namespace, spec: LayerSpec, q: Floats, k: 
         window=args.window if windowed else None,
         pinned=args.pinned if name == "sinks" else None,
     )
-    ours = drive(config, q, k, v)
+    ours = drive(config, backend, q, k, v)
     plan = ours.cache.plan
     seen = plan.groups[0].geometry.spec
     plain = CacheConfig(
         layers=[seen], context=args.context, strategy="contiguous", codec=args.cache_type, max_chunk=args.tokens
     )
-    theirs = drive(plain, q, k, v)
+    theirs = drive(plain, backend, q, k, v)
     exact = dense.attend(q, k, v, seen, spec.head_dim**-0.5)
     usage = ours.cache.usage()
     return Row(
@@ -134,9 +142,9 @@ def compare(name: str, args: argparse.Namespace, spec: LayerSpec, q: Floats, k: 
     )
 
 
-def drive(config: CacheConfig, q: Floats, k: Floats, v: Floats) -> Run:
+def drive(config: CacheConfig, backend: Backend, q: Floats, k: Floats, v: Floats) -> Run:
     """Prefill in the largest chunks, then decode."""
-    cache = KVCache(config, Reference())
+    cache = KVCache(config, backend)
     cache.open(0)
     output = np.empty_like(q)
     start = written = read = 0

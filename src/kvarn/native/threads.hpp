@@ -79,6 +79,18 @@ class FlushDenormals {
   public:
     FlushDenormals() { _mm_setcsr(mode_ | 0x8040u); }
     ~FlushDenormals() { _mm_setcsr(mode_); }
+#elif defined(__aarch64__)
+    static uint64_t mode() {
+        uint64_t fpcr;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+        return fpcr;
+    }
+    static void set(uint64_t fpcr) { __asm__ volatile("msr fpcr, %0" : : "r"(fpcr)); }
+    uint64_t mode_ = mode();
+
+  public:
+    FlushDenormals() { set(mode_ | (1ull << 24)); }
+    ~FlushDenormals() { set(mode_); }
 #else
   public:
     FlushDenormals() {}
