@@ -1,8 +1,14 @@
 import os
+import signal
 from collections.abc import Iterator
 
 import harness
 import pytest
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background job: what the tests start would hear none
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=harness.BACKENDS)

@@ -77,7 +77,7 @@ class Table:
         self.q_start = np.zeros(max_seqs + 1, np.int32)  # [S + 1] rows of q that belong to each sequence
         self.slots = np.zeros(0, np.int64)  # [T] the cell each new token is written to; -1 is padding
         self.positions = np.zeros(0, np.int32)  # [T] the position of each new token
-        self._n_blocks, self._kv_len = memoryview(self.n_blocks), memoryview(self.kv_len)
+        self._n_blocks, self._kv_len = self.n_blocks.data, self.kv_len.data
         self._step: tuple[list[int], list[int]] = [], []  # rows and new tokens that q_start is made of
 
     def update(self, rows: Sequence[int], residencies: Sequence[Residency]) -> None:

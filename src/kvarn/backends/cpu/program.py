@@ -31,7 +31,7 @@ class CpuProgram:
         self._program = isa.native.Program(pool)
         self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
         lower(nodes, config, weights, self._program)
-        self._logits = np.empty((0, 0), np.float32)
+        self._logits = np.empty((0, align(self._program.vocabulary, LANES)), np.float32)
 
     @property
     def nbytes(self) -> int:
