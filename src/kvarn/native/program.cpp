@@ -96,7 +96,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
     if (int64_t(partials_.size()) < floats) partials_.resize(size_t(floats));
     scratch_.resize(size_t(pool_->size()));
     for (auto& s : scratch_)
-        if (int64_t(s.size()) < scratch + 64) s.resize(size_t(scratch + 64));
+        if (int64_t(s.size()) < scratch) s.resize(size_t(scratch));
 
     Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, {}};
     step.counted.resize(size_t(pool_->size()));
@@ -261,7 +261,6 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     const AttentionArgs args{layer.store,   group.table,    group.spec, op.scale,
                              q.data.data(), row(op.out, 0), q.stride,   out.stride};
     uint8_t* scratch = scratch_[size_t(thread)].data();
-    scratch += -reinterpret_cast<uintptr_t>(scratch) & 63;
     int64_t i, end;
     const auto n_prefill = int64_t(plan.prefill.size());
     for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {

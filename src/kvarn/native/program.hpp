@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,19 @@ struct Plan {
 
 // Attention of one layer outside a program: what the conformance tests call.
 Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool prefill, bool decode);
+
+template <typename T>
+struct InLines {  // an allocator of whole cache lines: a vector register that straddles two costs two
+    using value_type = T;
+    InLines() = default;
+    template <typename U>
+    InLines(const InLines<U>&) {}
+    T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64))); }
+    void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
+    bool operator==(const InLines&) const { return true; }
+};
+template <typename T>
+using Lines = std::vector<T, InLines<T>>;
 
 struct RopeTable {
     std::vector<double> frequencies;
@@ -115,7 +129,7 @@ class Program {
   private:
     struct Buffer {
         int64_t width = 0, stride = 0;
-        std::vector<float> data;
+        Lines<float> data;
     };
     struct Step;
 
@@ -138,13 +152,13 @@ class Program {
     std::vector<Op> ops_;
     int64_t capacity_ = 0, widest_ = 0;
     Activations activations_;
-    std::vector<int8_t> codes_;
-    std::vector<BlockMeta> meta_;
-    std::vector<uint16_t> bf16_;
+    Lines<int8_t> codes_;
+    Lines<BlockMeta> meta_;
+    Lines<uint16_t> bf16_;
     std::vector<std::vector<Shares>> shares_;  // per operation, one per phase
     std::vector<Plan> plans_;
-    std::vector<float> partials_;
-    std::vector<std::vector<uint8_t>> scratch_;  // per thread
+    Lines<float> partials_;
+    std::vector<Lines<uint8_t>> scratch_;  // per thread
     bool tracing_ = false;
     std::vector<Timing> timings_;
 };

@@ -116,8 +116,8 @@ Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bo
     std::vector<int64_t> read(size_t(pool.size()));
     pool.run([&](int thread) {
         const FlushDenormals flush;
-        std::vector<uint8_t> memory(size_t(scratch_bytes(args.store.dim)) + 64);
-        uint8_t* scratch = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63);
+        Lines<uint8_t> memory(size_t(scratch_bytes(args.store.dim)));
+        uint8_t* scratch = memory.data();
         int64_t i, end;
         const auto n = int64_t(plan.prefill.size());
         while (units.take(thread, 1, i, end))

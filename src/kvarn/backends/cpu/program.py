@@ -31,7 +31,7 @@ class CpuProgram:
         self._program = isa.native.Program(pool)
         self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
         lower(nodes, config, weights, self._program)
-        self._logits = np.empty((0, align(self._program.vocabulary, LANES)), np.float32)
+        self._memory = np.empty(0, np.float32)  # of the last step's logits
 
     @property
     def nbytes(self) -> int:
@@ -66,9 +66,11 @@ class CpuProgram:
 
     def _logits_of(self, rows: int) -> Floats:
         """Memory for them: that of the step before, if nobody holds it any more (fresh pages cost 5 % of a step)."""
-        if len(self._logits) < rows or getrefcount(self._logits) > 2:
-            self._logits = np.empty((rows, align(self._program.vocabulary, LANES)), np.float32)
-        return self._logits[:rows]
+        width = align(self._program.vocabulary, LANES)
+        if len(self._memory) < rows * width + LANES or getrefcount(self._memory) > 2:
+            self._memory = np.empty(rows * width + LANES, np.float32)
+        start = -self._memory.ctypes.data % 64 // 4  # whole cache lines
+        return self._memory[start : start + rows * width].reshape(rows, width)
 
     def reserve(self, tokens: int) -> None:
         """Workspaces for steps of so many tokens; a larger step grows them."""

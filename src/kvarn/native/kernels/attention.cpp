@@ -107,7 +107,7 @@ int64_t count(uint32_t bits) { return __builtin_popcount(bits); }
 
 // -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
 
-constexpr int64_t kTilesAhead = 4;
+constexpr int64_t kTilesAhead = 2;
 
 template <Math C>
 int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* memory) {
