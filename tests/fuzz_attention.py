@@ -69,7 +69,7 @@ def make(seed: int, most: int = 513) -> Case:
         while True:
             made = CacheConfig(
                 [spec],
-                context=max(lengths.values()),
+                context=max(*lengths.values(), pinned + 1),  # pinned tokens must fit
                 strategy=strategy,
                 codec=rng.choice(list(CODECS)),
                 layout=rng.choice([*LAYOUTS, None]),

@@ -37,6 +37,7 @@ def facts(bandwidth: Bandwidth) -> dict[str, object]:
         "cpu": _cpu_name(),
         "cores": default_threads(),
         "isa": isa.current(),
+        "order": isa.order(),
         "threads": bandwidth.threads,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",

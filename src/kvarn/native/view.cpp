@@ -16,7 +16,7 @@ int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 int64_t scratch_bytes(int64_t dim) {
     const int64_t depth = up(dim, 32);
-    return 4 * (64 * depth + 2 * 64 * kChunk + kSlots * depth + 2 * kChunk * depth + (2 * 64 + 16) * depth +
+    return 4 * (128 * depth + 2 * 64 * kChunk + kSlots * depth + 2 * kChunk * depth + (128 + 80) * depth +
                 2 * 64 * kChunk) +
            64 * 16;
 }
@@ -24,13 +24,13 @@ int64_t scratch_bytes(int64_t dim) {
 void Plan::make(const TableView& table, const SpecView& spec, const StoreView& store, int threads) {
     decode.clear(), prefill.clear(), merges.clear();
     const int64_t group = spec.n_heads / store.n_heads, stride = 2 + up(store.dim, 16);
-    const int64_t step = std::max<int64_t>(1, kQueryRows / group);
+    const int64_t step = kQueryRows / group;
     partial_floats = 0;
     // Heads of one unit: as many as memory likes, unless that leaves threads without work.
     int64_t chunks = 0;
     for (int64_t s = 0; s < table.n_seqs; ++s)
         if (table.q_start[s + 1] - table.q_start[s] == 1) chunks += (table.kv_len[s] + kChunk - 1) / kChunk;
-    const int64_t heads = chunks < 4 * threads ? 1 : std::min(step, store.n_heads);
+    const int64_t heads = chunks < 4 * threads ? 1 : std::min(kHeadRows / group, store.n_heads);
     for (int64_t s = 0; s < table.n_seqs; ++s) {
         const int64_t fresh = table.q_start[s + 1] - table.q_start[s], length = table.kv_len[s];
         if (fresh == 0) continue;

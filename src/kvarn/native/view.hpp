@@ -55,7 +55,8 @@ struct AttentionArgs {
 
 constexpr int64_t kSlots = 32;      // of a key tile, at absolute positions
 constexpr int64_t kChunk = 256;     // slots whose softmax is one piece; pieces merge in ascending order
-constexpr int64_t kQueryRows = 60;  // query rows (positions times group) of a prefill unit, about
+constexpr int64_t kQueryRows = 120;  // query rows (positions times group) of a prefill unit, about
+constexpr int64_t kHeadRows = 60;    // query rows of a decode unit, at most
 
 // A unit of work of one sequence. Decode: its one query position, over slots [begin, end), for some stored heads, tile
 // by tile and head by head, which is how memory lies. Prefill: query positions [begin, end) of one stored head, over

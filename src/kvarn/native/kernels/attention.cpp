@@ -66,6 +66,13 @@ void stage_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t 
 }
 
 void stage_scales(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, float* k_scale, float* v_scale) {
+    if (seen == ~0u && a.store.k_scales.slot == 1 && a.store.v_scales.slot == 1) {
+        for (int h = 0; h < 2; ++h) {
+            store(k_scale + index * kSlots + 16 * h, load(t.k_scale[h]));
+            store(v_scale + index * kSlots + 16 * h, load(t.v_scale[h]));
+        }
+        return;
+    }
     for (int s = 0; s < int(kSlots); ++s) {
         const bool there = (seen >> s) & 1u;
         k_scale[index * kSlots + s] = there ? t.k_scale[s / 16][(s % 16) * a.store.k_scales.slot] : 0.0f;

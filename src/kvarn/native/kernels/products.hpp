@@ -12,6 +12,7 @@ namespace {
 template <Math C, int R>
 inline void scores(const void* q, int64_t depth, const void* tile, float* s, int64_t s_stride) {
     F acc[R][2];
+    KVARN_UNROLL(16)
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
 #if defined(__AVX512BF16__)
     if constexpr (pairs(C) && !tiled(C)) {
@@ -19,12 +20,14 @@ inline void scores(const void* q, int64_t depth, const void* tile, float* s, int
         const auto* b = static_cast<const uint16_t*>(tile);
         for (int64_t d = 0; d < depth; d += 2, b += 2 * kSlots) {
             const auto b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 32);
+            KVARN_UNROLL(16)
             for (int r = 0; r < R; ++r) {
                 const __m512bh x = pair_at(a + r * depth + d);
                 acc[r][0].v = _mm512_dpbf16_ps(acc[r][0].v, b0, x);
                 acc[r][1].v = _mm512_dpbf16_ps(acc[r][1].v, b1, x);
             }
         }
+        KVARN_UNROLL(16)
         for (int r = 0; r < R; ++r) store(s + r * s_stride, acc[r][0]), store(s + r * s_stride + 16, acc[r][1]);
         return;
     }
@@ -33,12 +36,14 @@ inline void scores(const void* q, int64_t depth, const void* tile, float* s, int
     const auto* b = static_cast<const float*>(tile);
     in_turn<tiled(C)>(acc, depth, [&](F(&sums)[R][2], int64_t d) {
         const F b0 = load(b + d * kSlots), b1 = load(b + d * kSlots + 16);
+        KVARN_UNROLL(16)
         for (int r = 0; r < R; ++r) {
             const F x = set1(a[r * depth + d]);
             sums[r][0] = fma(b0, x, sums[r][0]);
             sums[r][1] = fma(b1, x, sums[r][1]);
         }
     });
+    KVARN_UNROLL(16)
     for (int r = 0; r < R; ++r) store(s + r * s_stride, acc[r][0]), store(s + r * s_stride + 16, acc[r][1]);
 }
 
@@ -47,19 +52,25 @@ template <Math C, int R, int N>
 inline void values(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
                    int64_t o_stride) {
     F acc[R][N];
+    KVARN_UNROLL(16)
     for (int r = 0; r < R; ++r)
+        KVARN_UNROLL(4)
         for (int i = 0; i < N; ++i) acc[r][i] = zero();
 #if defined(__AVX512BF16__)
     if constexpr (pairs(C) && !tiled(C)) {
         const auto* a = static_cast<const uint16_t*>(p);
         const auto* b = static_cast<const uint16_t*>(v);
         for (int64_t s = 0; s < n * kSlots; s += 2, b += 2 * width)
+            KVARN_UNROLL(16)
             for (int r = 0; r < R; ++r) {
                 const __m512bh x = pair_at(a + r * p_stride + s);
+                KVARN_UNROLL(4)
                 for (int i = 0; i < N; ++i)
                     acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, (__m512bh)_mm512_loadu_si512(b + i * 32), x);
             }
+        KVARN_UNROLL(16)
         for (int r = 0; r < R; ++r)
+            KVARN_UNROLL(4)
             for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
         return;
     }
@@ -67,12 +78,16 @@ inline void values(const void* p, int64_t p_stride, const void* v, int64_t width
     const auto* a = static_cast<const float*>(p);
     const auto* b = static_cast<const float*>(v);
     in_turn<tiled(C)>(acc, n * kSlots, [&](F(&sums)[R][N], int64_t s) {
+        KVARN_UNROLL(16)
         for (int r = 0; r < R; ++r) {
             const F x = set1(a[r * p_stride + s]);
+            KVARN_UNROLL(4)
             for (int i = 0; i < N; ++i) sums[r][i] = fma(load(b + s * width + i * kLanes), x, sums[r][i]);
         }
     });
+    KVARN_UNROLL(16)
     for (int r = 0; r < R; ++r)
+        KVARN_UNROLL(4)
         for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
 }
 
@@ -89,7 +104,8 @@ inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t 
 
 // -- softmax of one row over a chunk ----------------------------------------------------------------------------------
 
-constexpr int64_t kMostRows = 64;
+constexpr int64_t kMostRows = 128;  // of a unit
+constexpr int64_t kNearRows = 64;   // of which so many at a time are computed with
 
 struct Piece {
     float m, l;
@@ -186,15 +202,15 @@ Scratch carve(uint8_t* memory, int64_t dim) {
     Carver c{memory};
     Scratch x;
     x.q = c.take(kMostRows * depth * 4);
-    x.s = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
-    x.p = c.take(kMostRows * kChunk * 4);
+    x.s = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
+    x.p = c.take(kNearRows * kChunk * 4);
     x.k = c.take(kChunk * depth * 4);
     x.v = c.take(kChunk * depth * 4);
     x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
     x.o = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
-    x.part = reinterpret_cast<float*>(c.take((kMostRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
-    x.k_scale = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
-    x.v_scale = reinterpret_cast<float*>(c.take(kMostRows * kChunk * 4));
+    x.part = reinterpret_cast<float*>(c.take((kNearRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
+    x.k_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
+    x.v_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
     return x;
 }
 
