@@ -1,4 +1,4 @@
-"""From the command to the first token: seconds until `kvarn run` writes its first byte, process start and packing included.
+"""From the command to the first token: seconds until `kvarn run` writes its first byte, process start included.
 
 python bench/start.py [-r 9] [MODEL ...]        with a warm disk: the first run of each is not counted
 """
