@@ -53,8 +53,8 @@ struct AttentionArgs {
     int64_t q_stride = 0, out_stride = 0;
 };
 
-constexpr int64_t kSlots = 32;      // of a key tile, at absolute positions
-constexpr int64_t kChunk = 256;     // slots whose softmax is one piece; pieces merge in ascending order
+constexpr int64_t kSlots = 32;       // of a key tile, at absolute positions
+constexpr int64_t kChunk = 256;      // slots whose softmax is one piece; pieces merge in ascending order
 constexpr int64_t kQueryRows = 120;  // query rows (positions times group) of a prefill unit, about
 constexpr int64_t kHeadRows = 60;    // query rows of a decode unit, at most
 
