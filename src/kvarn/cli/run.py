@@ -5,6 +5,7 @@ import json
 import sys
 import time
 
+from kvarn import isa
 from kvarn.cli import flags
 from kvarn.llm import LLM, Job
 from kvarn.stats import EngineStats
@@ -76,5 +77,6 @@ def report(llm: LLM, job: Job, load_seconds: float) -> dict[str, object]:
             "bytes_read": cache.counters.read,
             "bytes_copied": cache.counters.copied,
         },
+        "backend": {"name": cache.backend.name, "isa": isa.current(), "order": isa.order()},
         "kernels": dict(cache.counters.calls),
     }
