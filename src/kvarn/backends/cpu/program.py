@@ -65,7 +65,7 @@ class CpuProgram:
         return logits[:, :vocabulary]
 
     def _logits_of(self, rows: int) -> Floats:
-        """Memory for them: that of the step before, if nobody holds it any more (fresh pages cost 5 % of a step)."""
+        """Memory for them: that of the step before, if nobody holds it any more."""
         width = align(self._program.vocabulary, LANES)
         if len(self._memory) < rows * width + LANES or getrefcount(self._memory) > 2:
             self._memory = np.empty(rows * width + LANES, np.float32)

@@ -6,7 +6,8 @@
 
 #if defined(KVARN_AMX)
 
-#include <vector>
+#include <cstdlib>
+#include <new>
 
 #include "amx.hpp"
 
@@ -82,11 +83,28 @@ void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int
         if (r < left) write_lanes(y, t * kTile + r, group * kGroup, F{acc[r]});
 }
 
+// A thread's memory for one group: grows to the longest row of a model, and stays. Not a std::vector: its code would be
+// shared with other objects by the linker, and those run on machines without these instructions.
+struct GroupMemory {
+    int8_t* data = nullptr;
+    int64_t bytes = 0;
+
+    ~GroupMemory() { free(data); }
+    int8_t* of(int64_t wanted) {  // whole blocks
+        if (wanted > bytes) {
+            free(data);
+            data = static_cast<int8_t*>(aligned_alloc(64, size_t(wanted)));
+            bytes = data ? wanted : 0;
+            if (!data) throw std::bad_alloc();
+        }
+        return data;
+    }
+};
+
 template <Kind K>
 void tile_integers(const Packed& w, const Activations& x, const Output& y, const Range& r) {
-    thread_local std::vector<int8_t> memory;  // grows to the longest row of a model, and stays
-    if (int64_t(memory.size()) < w.blocks * 512 + 64) memory.resize(size_t(w.blocks * 512 + 64));
-    int8_t* codes = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63);
+    thread_local GroupMemory memory;
+    int8_t* codes = memory.of(w.blocks * 512);
     const UseTiles tiles(two_sums(K) ? kHalfBlocks : kBlocks);
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         widen_group<K>(w.codes(group), w.blocks, codes);

@@ -53,22 +53,28 @@ inline void values(const void* p, int64_t p_stride, const void* v, int64_t width
                    int64_t o_stride) {
     F acc[R][N];
     KVARN_UNROLL(16)
-    for (int r = 0; r < R; ++r) KVARN_UNROLL(4)
-    for (int i = 0; i < N; ++i) acc[r][i] = zero();
+    for (int r = 0; r < R; ++r) {
+        KVARN_UNROLL(4)
+        for (int i = 0; i < N; ++i) acc[r][i] = zero();
+    }
 #if defined(__AVX512BF16__)
     if constexpr (pairs(C) && !tiled(C)) {
         const auto* a = static_cast<const uint16_t*>(p);
         const auto* b = static_cast<const uint16_t*>(v);
-        for (int64_t s = 0; s < n * kSlots; s += 2, b += 2 * width) KVARN_UNROLL(16)
-        for (int r = 0; r < R; ++r) {
-            const __m512bh x = pair_at(a + r * p_stride + s);
-            KVARN_UNROLL(4)
-            for (int i = 0; i < N; ++i)
-                acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, (__m512bh)_mm512_loadu_si512(b + i * 32), x);
+        for (int64_t s = 0; s < n * kSlots; s += 2, b += 2 * width) {
+            KVARN_UNROLL(16)
+            for (int r = 0; r < R; ++r) {
+                const __m512bh x = pair_at(a + r * p_stride + s);
+                KVARN_UNROLL(4)
+                for (int i = 0; i < N; ++i)
+                    acc[r][i].v = _mm512_dpbf16_ps(acc[r][i].v, (__m512bh)_mm512_loadu_si512(b + i * 32), x);
+            }
         }
         KVARN_UNROLL(16)
-        for (int r = 0; r < R; ++r) KVARN_UNROLL(4)
-        for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
+        for (int r = 0; r < R; ++r) {
+            KVARN_UNROLL(4)
+            for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
+        }
         return;
     }
 #endif
@@ -83,8 +89,10 @@ inline void values(const void* p, int64_t p_stride, const void* v, int64_t width
         }
     });
     KVARN_UNROLL(16)
-    for (int r = 0; r < R; ++r) KVARN_UNROLL(4)
-    for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
+    for (int r = 0; r < R; ++r) {
+        KVARN_UNROLL(4)
+        for (int i = 0; i < N; ++i) store(o + r * o_stride + i * kLanes, acc[r][i]);
+    }
 }
 
 template <Math C, int R>
