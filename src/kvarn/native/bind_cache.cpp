@@ -122,8 +122,8 @@ int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
     const int64_t row = g.spec.n_kv_heads * l.store.dim;
     for (int64_t t = 0; t < g.table.tokens; ++t)
         if (g.table.slots[t] >= 0)
-            written += write_token(l.store, *kernels().cells, g.table.slots[t], k.data() + t * row, v.data() + t * row,
-                                   g.spec.n_kv_heads);
+            written += write_heads(l.store, *kernels().cells, g.table.slots[t], {0, l.store.n_heads},
+                                   k.data() + t * row, v.data() + t * row, g.spec.n_kv_heads);
     return written;
 }
 

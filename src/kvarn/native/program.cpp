@@ -32,7 +32,20 @@ struct Program::Step {
     std::vector<Counted> counted;  // per thread
 
     int64_t rows_of(const Op& op) const { return op.selected ? n_rows : n_tokens; }
+    bool apart(const Op& op) const { return op.apart && rows_of(op) == 1; }
 };
+
+// A single row is made ready by every thread for itself, which is quicker than waiting for one that does it for all,
+// unless the product behind it writes what some thread may still be reading.
+void Program::add_op(Op op) {
+    if ((op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) && !ops_.empty()) {
+        Op& before = ops_.back();
+        before.apart = before.kind == Op::Kind::Prepare || before.kind == Op::Kind::Gated;
+        for (const Segment& s : op.segments)
+            before.apart = before.apart && (s.out < 0 || (s.out != before.in && s.out != before.in2));
+    }
+    ops_.push_back(std::move(op));
+}
 
 int Program::add_buffer(int64_t width) {
     Buffer buffer;
@@ -55,7 +68,9 @@ int64_t Program::vocabulary() const {
 int64_t Program::workspace_bytes() const {
     int64_t total = int64_t(codes_.size() + meta_.size() * sizeof(BlockMeta) + bf16_.size() * 2 + partials_.size() * 4);
     for (const Buffer& b : buffers_) total += int64_t(b.data.size() * 4);
-    for (const auto& s : scratch_) total += int64_t(s.size());
+    for (const Own& o : own_)
+        total += int64_t((o.row.size() + o.q.size() + o.k.size()) * 4 + o.codes.size() +
+                         o.meta.size() * sizeof(BlockMeta) + o.bf16.size() * 2 + o.scratch.size());
     return total;
 }
 
@@ -68,6 +83,12 @@ void Program::grow(int64_t tokens, int64_t rows) {
     codes_.assign(size_t(padded * widest_), 0);
     meta_.assign(size_t(padded * widest_ / kBlock), BlockMeta{});
     bf16_.assign(size_t(padded * widest_), 0);
+    for (Own& own : own_) {
+        for (Lines<float>* row : {&own.row, &own.q, &own.k}) row->assign(size_t(widest_), 0.0f);
+        own.codes.assign(size_t(widest_), 0);
+        own.meta.assign(size_t(widest_ / kBlock), BlockMeta{});
+        own.bf16.assign(size_t(widest_), 0);
+    }
     for (RopeTable& r : ropes_) {
         r.cos.resize(size_t(most) * r.frequencies.size());
         r.sin.resize(r.cos.size());
@@ -94,9 +115,8 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
         scratch = std::max(scratch, scratch_bytes(layer.store.dim));
     }
     if (int64_t(partials_.size()) < floats) partials_.resize(size_t(floats));
-    scratch_.resize(size_t(pool_->size()));
-    for (auto& s : scratch_)
-        if (int64_t(s.size()) < scratch) s.resize(size_t(scratch));
+    for (Own& own : own_)
+        if (int64_t(own.scratch.size()) < scratch) own.scratch.resize(size_t(scratch));
 
     Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, {}};
     step.counted.resize(size_t(pool_->size()));
@@ -113,6 +133,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
         }
         if (op.kind == Op::Kind::Attention) {
             const Plan& plan = plans_[size_t(cache.layers[size_t(op.layer)].group)];
+            shares_[i][0].reset(int64_t(plan.rows.size()));
             shares_[i][1].reset(int64_t(plan.prefill.size() + plan.decode.size()));
             shares_[i][2].reset(int64_t(plan.merges.size()));
         }
@@ -141,7 +162,7 @@ void Program::walk(Step& step, int thread) {
     for (size_t i = 0; i < ops_.size(); ++i) {
         const int64_t begin = tracing_ && thread == 0 ? now() : 0;
         run_op(step, ops_[i], i, thread);
-        pool_->barrier();
+        if (!step.apart(ops_[i])) pool_->barrier();
         if (tracing_ && thread == 0) timings_.push_back({int32_t(i), begin, now()});
     }
 }
@@ -188,26 +209,35 @@ void Program::embed(Step& step, const Op& op, Shares& shares, int thread) {
     }
 }
 
-// Rows in f32, then in the forms that the next product reads. Thread 0 describes the activations; all hold the same
-// pointers, and rows past the last of a short tile are zeros.
+// Rows in f32, then in the forms that the next product reads; rows past the last of a short tile are zeros.
 void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
     const Buffer& out = buffers_[size_t(op.out)];
-    Activations x;
+    const bool apart = step.apart(op);
+    Own& own = own_[size_t(thread)];
+    Activations& x = own.x;
     x.rows = step.rows_of(op), x.cols = out.width, x.blocks = out.stride / kBlock;
     x.height = kTile;
     while (x.height > 1 && x.height / 2 >= x.rows) x.height /= 2;
-    x.codes = codes_.data(), x.meta = meta_.data(), x.bf16 = bf16_.data();
+    x.codes = apart ? own.codes.data() : codes_.data();
+    x.meta = apart ? own.meta.data() : meta_.data();
+    x.bf16 = apart ? own.bf16.data() : bf16_.data();
     x.f32 = out.data.data(), x.stride = out.stride;
-    int64_t r, end;
-    while (shares.take(thread, 1, r, end)) {
-        float* y = row(op.out, r);
+    const auto make = [&](int64_t r, float* y) {
         if (op.kind == Op::Kind::Gated)
             kernels_.rows->gate(row(op.in, r), row(op.in2, r), out.width, op.gate, y);
         else if (op.weight)
             kernels_.rows->norm(row(op.in, r), op.weight->data(), out.width, op.eps, y);
+        else
+            y = row(op.in, r);
         if (op.codes) kernels_.linear->quantize(y, x, r);
         if (op.bf16) kernels_.linear->round(y, x, r);
+    };
+    if (apart) {
+        if (op.kind == Op::Kind::Gated || op.weight) x.f32 = own.row.data();
+        return make(0, own.row.data());
     }
+    int64_t r, end;
+    while (shares.take(thread, 1, r, end)) make(r, row(op.out, r));
     if (op.codes && thread == 0)  // no thread reads these rows before the barrier
         for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
             const int64_t t = surplus / kTile, in = surplus % kTile;
@@ -216,7 +246,6 @@ void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
                 x.meta[(t * x.blocks + b) * x.height + in] = BlockMeta{};
             }
         }
-    if (thread == 0) activations_ = x;
 }
 
 void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
@@ -243,7 +272,7 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
                 y.bias = s.bias ? s.bias->data() : nullptr;
                 y.add = s.add;
                 const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
-                kernels_.linear->multiply(s.weight, activations_, y, range);
+                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range);
             }
             begin = stop;
         }
@@ -254,53 +283,86 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     const GroupView& group = step.cache.groups[size_t(layer.group)];
     const Plan& plan = plans_[size_t(layer.group)];
     Counted& counted = step.counted[size_t(thread)];
-    write_rows(step, op, shares_[index][0], thread);
-    pool_->barrier();
+    if (!plan.rows.empty()) {
+        write_rows(step, op, plan, shares_[index][0], thread);
+        pool_->barrier();
+    }
 
     const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
-    const AttentionArgs args{layer.store,   group.table,    group.spec, op.scale,
+    Own& own = own_[size_t(thread)];
+    const AttentionArgs many{layer.store,   group.table,    group.spec, op.scale,
                              q.data.data(), row(op.out, 0), q.stride,   out.stride};
-    uint8_t* scratch = scratch_[size_t(thread)].data();
+    AttentionArgs one = many;  // a unit of decode has its query in the thread's own row
+    one.q = own.q.data(), one.q_stride = 0;
     int64_t i, end;
     const auto n_prefill = int64_t(plan.prefill.size());
     for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {
-        const bool prefill = i < n_prefill;
-        counted.read +=
-            prefill ? kernels_.attention->prefill(args, plan.prefill[size_t(i)], scratch)
-                    : kernels_.attention->decode(args, plan.decode[size_t(i - n_prefill)], partials_.data(), scratch);
+        if (i < n_prefill) {
+            counted.read += kernels_.attention->prefill(many, plan.prefill[size_t(i)], own.scratch.data());
+        } else {
+            const Unit& unit = plan.decode[size_t(i - n_prefill)];
+            begin_decode(step, op, unit, thread);
+            counted.read += kernels_.attention->decode(one, unit, partials_.data(), own.scratch.data());
+        }
         stop = now();
-        (prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
+        (i < n_prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
     }
     if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
     if (plan.merges.empty()) return;
     pool_->barrier();
     while (shares_[index][2].take(thread, 1, i, end))
-        kernels_.attention->merge(args, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
+        kernels_.attention->merge(many, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
 }
 
-// Norm and rotate each head of q and k where they stand, then encode k and v into the cells that the table names.
-void Program::write_rows(Step& step, const Op& op, Shares& shares, int thread) {
+// Norm and rotate heads of token t where they stand.
+void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector& norm, float* x) const {
+    const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
+    for (int64_t h = 0; h < heads; ++h, x += op.head_dim) {
+        if (norm) kernels_.rows->norm(x, norm->data(), op.head_dim, op.eps, x);
+        if (!rope) continue;
+        const auto half = int64_t(rope->frequencies.size());
+        kernels_.rows->rotate(x, &rope->cos[size_t(t * half)], &rope->sin[size_t(t * half)], half);
+    }
+}
+
+// Prefill: q and k of whole rows, then k and v into the cells that the table names.
+void Program::write_rows(Step& step, const Op& op, const Plan& plan, Shares& shares, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const int64_t dim = op.head_dim;
-    const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
-    int64_t t, end;
-    while (shares.take(thread, 1, t, end)) {
-        expect_write(layer.store, table.slots[t]);
-        const auto finish = [&](float* x, int64_t heads, const Vector& norm) {
-            for (int64_t h = 0; h < heads; ++h, x += dim) {
-                if (norm) kernels_.rows->norm(x, norm->data(), dim, op.eps, x);
-                if (!rope) continue;
-                const auto half = int64_t(rope->frequencies.size());
-                kernels_.rows->rotate(x, &rope->cos[size_t(t * half)], &rope->sin[size_t(t * half)], half);
-            }
-        };
-        finish(row(op.in, t), op.heads, op.weight);
-        finish(row(op.in2, t), op.kv_heads, op.weight2);
-        if (table.slots[t] >= 0)
+    const HeadRange all{0, layer.store.n_heads};
+    int64_t i, end;
+    while (shares.take(thread, 1, i, end)) {
+        const int64_t t = plan.rows[size_t(i)], slot = table.slots[t];
+        expect_write(layer.store, slot, all);
+        finish_heads(op, t, op.heads, op.weight, row(op.in, t));
+        finish_heads(op, t, op.kv_heads, op.weight2, row(op.in2, t));
+        if (slot >= 0)
             step.counted[size_t(thread)].written +=
-                write_token(layer.store, *kernels_.cells, table.slots[t], row(op.in2, t), row(op.in3, t), op.kv_heads);
+                write_heads(layer.store, *kernels_.cells, slot, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
     }
+}
+
+// Decode: a unit makes its own heads of q ready, in a row of its thread's, and the unit that holds the token itself
+// also writes those of k and v. No other unit reads these cells, so nobody has to wait.
+void Program::begin_decode(Step& step, const Op& op, const Unit& unit, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const TableView& table = step.cache.groups[size_t(layer.group)].table;
+    const int64_t t = table.q_start[unit.seq], dim = op.head_dim, slot = table.slots[t];
+    const int64_t group = op.heads / layer.store.n_heads, copies = layer.store.n_heads / op.kv_heads;
+    const HeadRange heads{unit.head, unit.head + unit.heads};
+    const bool writes = unit.end == table.kv_len[unit.seq] && slot >= 0;
+    Own& own = own_[size_t(thread)];
+    if (writes) expect_write(layer.store, slot, heads);
+    const auto ready = [&](int buffer, float* to, int64_t first, int64_t n, const Vector& norm) {
+        memcpy(to + first * dim, row(buffer, t) + first * dim, size_t(n * dim) * 4);
+        finish_heads(op, t, n, norm, to + first * dim);
+    };
+    ready(op.in, own.q.data(), heads.begin * group, unit.heads * group, op.weight);
+    if (!writes) return;
+    const int64_t from = heads.begin / copies, to = (heads.end + copies - 1) / copies;
+    ready(op.in2, own.k.data(), from, to - from, op.weight2);
+    step.counted[size_t(thread)].written +=
+        write_heads(layer.store, *kernels_.cells, slot, heads, own.k.data(), row(op.in3, t), op.kv_heads);
 }
 
 }  // namespace kvarn

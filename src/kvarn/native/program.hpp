@@ -44,14 +44,20 @@ struct Timing {
     int64_t begin, end;  // ns
 };
 
-void expect_write(const StoreView& store, int64_t slot);  // bring the cells of a coming write into the cache
+struct HeadRange {  // of stored heads
+    int64_t begin, end;
+};
 
-// Cells of one token's keys and values, encoded into place. Returns bytes written.
-int64_t write_token(const StoreView& store, const Cells& cells, int64_t slot, const float* k, const float* v,
-                    int64_t n_kv_heads);
+// Bring the cells of a coming write into the cache.
+void expect_write(const StoreView& store, int64_t slot, HeadRange heads);
+
+// Cells of one token's keys and values (k and v: n_kv_heads rows of dim), encoded into place. Returns bytes written.
+int64_t write_heads(const StoreView& store, const Cells& cells, int64_t slot, HeadRange heads, const float* k,
+                    const float* v, int64_t n_kv_heads);
 
 // The units of one step over one group of layers.
 struct Plan {
+    std::vector<int64_t> rows;  // tokens of prefill: their keys are written before any of them is read
     std::vector<Unit> decode, prefill;
     std::vector<Merge> merges;
     int64_t partial_floats = 0;
@@ -94,6 +100,7 @@ struct Op {
     enum class Kind { Embed, Prepare, NormAdd, Add, Linear, Attention, Gated, Select, Logits } kind{};
     std::string name;
     bool selected = false;  // runs over the rows that the caller asked for, not over all tokens
+    bool apart = false;     // every thread may do it for itself: only the linear behind it reads what it makes
     int in = -1, in2 = -1, in3 = -1, out = -1;
     float scale = 1, eps = 0;
     bool codes = false, bf16 = false;  // forms of its output that the next linear reads
@@ -106,13 +113,14 @@ struct Op {
 
 class Program {
   public:
-    Program(std::shared_ptr<Pool> pool, const Kernels& kernels) : pool_(std::move(pool)), kernels_(kernels) {}
+    Program(std::shared_ptr<Pool> pool, const Kernels& kernels)
+        : pool_(std::move(pool)), kernels_(kernels), own_(size_t(pool_->size())) {}
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
     int add_buffer(int64_t width);
     int add_rope(std::vector<double> frequencies, float magnitude);
-    void add_op(Op op) { ops_.push_back(std::move(op)); }
+    void add_op(Op op);
 
     // Logits [n_rows, vocabulary] of these rows of the step, into `logits`.
     Counted run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
@@ -131,6 +139,14 @@ class Program {
         int64_t width = 0, stride = 0;
         Lines<float> data;
     };
+    struct Own {        // what one thread keeps to itself
+        Activations x;  // that the next linear reads
+        Lines<float> row, q, k;
+        Lines<int8_t> codes;
+        Lines<BlockMeta> meta;
+        Lines<uint16_t> bf16;
+        Lines<uint8_t> scratch;
+    };
     struct Step;
 
     void grow(int64_t tokens, int64_t rows);
@@ -140,7 +156,9 @@ class Program {
     void prepare(Step&, const Op&, Shares&, int thread);
     void linear(Step&, const Op&, Shares&, int thread);
     void attention(Step&, const Op&, size_t index, int thread);
-    void write_rows(Step&, const Op&, Shares&, int thread);
+    void write_rows(Step&, const Op&, const Plan&, Shares&, int thread);
+    void begin_decode(Step&, const Op&, const Unit&, int thread);
+    void finish_heads(const Op&, int64_t t, int64_t heads, const Vector& norm, float* x) const;
     float* row(int buffer, int64_t r) {
         return buffers_[size_t(buffer)].data.data() + r * buffers_[size_t(buffer)].stride;
     }
@@ -151,14 +169,13 @@ class Program {
     std::vector<RopeTable> ropes_;
     std::vector<Op> ops_;
     int64_t capacity_ = 0, widest_ = 0;
-    Activations activations_;
+    std::vector<Own> own_;  // per thread
     Lines<int8_t> codes_;
     Lines<BlockMeta> meta_;
     Lines<uint16_t> bf16_;
     std::vector<std::vector<Shares>> shares_;  // per operation, one per phase
     std::vector<Plan> plans_;
     Lines<float> partials_;
-    std::vector<Lines<uint8_t>> scratch_;  // per thread
     bool tracing_ = false;
     std::vector<Timing> timings_;
 };

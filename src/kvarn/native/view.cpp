@@ -22,7 +22,7 @@ int64_t scratch_bytes(int64_t dim) {
 }
 
 void Plan::make(const TableView& table, const SpecView& spec, const StoreView& store, int threads) {
-    decode.clear(), prefill.clear(), merges.clear();
+    rows.clear(), decode.clear(), prefill.clear(), merges.clear();
     const int64_t group = spec.n_heads / store.n_heads, stride = 2 + up(store.dim, 16);
     const int64_t step = kQueryRows / group;
     partial_floats = 0;
@@ -35,9 +35,10 @@ void Plan::make(const TableView& table, const SpecView& spec, const StoreView& s
         const int64_t fresh = table.q_start[s + 1] - table.q_start[s], length = table.kv_len[s];
         if (fresh == 0) continue;
         if (fresh > 1) {
+            for (int64_t t = table.q_start[s]; t < table.q_start[s + 1]; ++t) rows.push_back(t);
             for (int64_t h = 0; h < store.n_heads; ++h)
                 for (int64_t p = length - fresh; p < length; p += step)
-                    prefill.push_back({int32_t(s), int32_t(h), 1, p, std::min(p + step, length), 0});
+                    prefill.push_back({int32_t(s), int32_t(h), 1, p, std::min(p + step, length), 0, false});
             continue;
         }
         const int64_t floor = spec.window < 0 ? 0 : std::max<int64_t>(0, length - spec.window);  // of the window
@@ -46,62 +47,63 @@ void Plan::make(const TableView& table, const SpecView& spec, const StoreView& s
             const int64_t n = std::min(heads, store.n_heads - h);
             for (int64_t c = 0; c < length; c += kChunk) {
                 if (c + kChunk <= floor && c >= spec.pinned) continue;
-                decode.push_back({int32_t(s), int32_t(h), int32_t(n), c, std::min(c + kChunk, length), partial_floats});
+                decode.push_back(
+                    {int32_t(s), int32_t(h), int32_t(n), c, std::min(c + kChunk, length), partial_floats, false});
                 partial_floats += n * group * stride;
             }
-            for (int64_t i = 0; i < n; ++i)
+            const bool whole = int64_t(decode.size()) - first == 1;
+            if (whole) decode.back().whole = true;
+            for (int64_t i = 0; i < n && !whole; ++i)
                 merges.push_back({first, int64_t(decode.size()) - first, int32_t(s), int32_t(h + i)});
         }
     }
 }
 
-void expect_write(const StoreView& s, int64_t slot) {
+void expect_write(const StoreView& s, int64_t slot, HeadRange heads) {
     if (slot < 0 || s.ks.dim == 1) return;  // contiguous rows are few lines
     const int64_t in = slot % s.block_size, bytes = cell_bytes(s.codec);
     const int64_t at =
         slot / s.block_size * s.ks.block + in / s.panel_size * s.ks.panel + in % s.panel_size * s.ks.slot;
-    for (int64_t h = 0; h < s.n_heads; ++h)
+    for (int64_t h = heads.begin; h < heads.end; ++h)
         for (int64_t d = 0; d < s.dim; ++d) __builtin_prefetch(s.k + (at + h * s.ks.head + d * s.ks.dim) * bytes, 1);
 }
 
-int64_t write_token(const StoreView& s, const Cells& cells, int64_t slot, const float* k, const float* v,
-                    int64_t n_kv_heads) {
+int64_t write_heads(const StoreView& s, const Cells& cells, int64_t slot, HeadRange heads, const float* k,
+                    const float* v, int64_t n_kv_heads) {
     const int64_t block = slot / s.block_size, in = slot % s.block_size, copies = s.n_heads / n_kv_heads;
     const int64_t panel = in / s.panel_size, row = in % s.panel_size, bytes = cell_bytes(s.codec);
     alignas(64) uint8_t encoded[4 * 1024];
-    const auto put = [&](const float* x, uint8_t* base, const Strides& st, float* scales, const Strides& sst) {
-        for (int64_t h = 0; h < n_kv_heads; ++h, x += s.dim) {
-            float scale = 0;
-            switch (s.codec) {
-                case Codec::F32:
-                    memcpy(encoded, x, size_t(s.dim) * 4);
-                    break;
-                case Codec::F16:
-                    cells.f16(x, reinterpret_cast<uint16_t*>(encoded), s.dim);
-                    break;
-                case Codec::BF16:
-                    cells.bf16(x, reinterpret_cast<uint16_t*>(encoded), s.dim);
-                    break;
-                case Codec::Int8:
-                    cells.int8(x, reinterpret_cast<int8_t*>(encoded), &scale, 1, s.dim);
-                    break;
-            }
-            for (int64_t c = h * copies; c < (h + 1) * copies; ++c) {
-                uint8_t* to = base + (block * st.block + panel * st.panel + c * st.head + row * st.slot) * bytes;
-                if (st.dim == 1)
-                    memcpy(to, encoded, size_t(s.dim * bytes));
-                else if (bytes == 2)
-                    for (int64_t d = 0; d < s.dim; ++d) memcpy(to + d * st.dim * 2, encoded + d * 2, 2);
-                else
-                    for (int64_t d = 0; d < s.dim; ++d)
-                        memcpy(to + d * st.dim * bytes, encoded + d * bytes, size_t(bytes));
-                if (scales) scales[block * sst.block + panel * sst.panel + c * sst.head + row * sst.slot] = scale;
-            }
+    const auto put = [&](const float* from, uint8_t* base, const Strides& st, float* scales, const Strides& sst) {
+        float scale = 0;
+        for (int64_t h = heads.begin; h < heads.end; ++h) {
+            const float* x = from + h / copies * s.dim;
+            if (h == heads.begin || h % copies == 0) switch (s.codec) {
+                    case Codec::F32:
+                        memcpy(encoded, x, size_t(s.dim) * 4);
+                        break;
+                    case Codec::F16:
+                        cells.f16(x, reinterpret_cast<uint16_t*>(encoded), s.dim);
+                        break;
+                    case Codec::BF16:
+                        cells.bf16(x, reinterpret_cast<uint16_t*>(encoded), s.dim);
+                        break;
+                    case Codec::Int8:
+                        cells.int8(x, reinterpret_cast<int8_t*>(encoded), &scale, 1, s.dim);
+                        break;
+                }
+            uint8_t* to = base + (block * st.block + panel * st.panel + h * st.head + row * st.slot) * bytes;
+            if (st.dim == 1)
+                memcpy(to, encoded, size_t(s.dim * bytes));
+            else if (bytes == 2)
+                for (int64_t d = 0; d < s.dim; ++d) memcpy(to + d * st.dim * 2, encoded + d * 2, 2);
+            else
+                for (int64_t d = 0; d < s.dim; ++d) memcpy(to + d * st.dim * bytes, encoded + d * bytes, size_t(bytes));
+            if (scales) scales[block * sst.block + panel * sst.panel + h * sst.head + row * sst.slot] = scale;
         }
     };
     put(k, s.k, s.ks, s.k_scale, s.k_scales);
     put(v, s.v, s.vs, s.v_scale, s.v_scales);
-    return 2 * s.n_heads * (s.dim * bytes + (s.k_scale ? 4 : 0));
+    return 2 * (heads.end - heads.begin) * (s.dim * bytes + (s.k_scale ? 4 : 0));
 }
 
 Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool with_prefill, bool with_decode) {

@@ -65,10 +65,11 @@ struct Unit {
     int32_t seq, head, heads;
     int64_t begin, end;
     int64_t partial;  // decode: where its (m, l, O) go, one after the other for each query head
+    bool whole;       // decode: no other unit has keys of these heads, so it merges by itself
 };
 
 struct Merge {         // the partial results of one sequence and one stored head
-    int64_t first, n;  // units; none of an empty sequence
+    int64_t first, n;  // units
     int32_t seq, head;
 };
 

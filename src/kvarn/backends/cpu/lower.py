@@ -75,8 +75,10 @@ class Lowering:
         return users[0] if len(users) == 1 and self.nodes[users[0]].op == op else None
 
     def _forms(self, index: int) -> tuple[bool, bool]:
-        """Whether the matrices that read this node want int8 codes, and bf16."""
-        readers = [self.nodes[user] for user in self.users[index] if self.nodes[user].op in ("linear", "logits")]
+        """Whether the matrices that read this node, and nobody else may, want int8 codes, and bf16."""
+        readers = [self.nodes[user] for user in self.users[index]]
+        if any(reader.op not in ("linear", "logits") for reader in readers):
+            raise KvarnError("a model reads a norm or a gate other than by a matrix: no program for that")
         kinds = [self.weights.matrices[reader.weights[0]] for reader in readers]
         return any(w.integer for w in kinds), any(w.kind == "BF16" for w in kinds)
 

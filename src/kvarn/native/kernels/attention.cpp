@@ -112,6 +112,22 @@ int64_t row_bytes(const StoreView& s) {  // K and V of one slot of one head
 
 int64_t count(uint32_t bits) { return __builtin_popcount(bits); }
 
+void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const float* partials) {
+    const StoreView& s = a.store;
+    const int64_t group = a.spec.n_heads / s.n_heads, width = up(s.dim, 16), stride = 2 + width;
+    const Unit* u = units + m.first;
+    float o[16 * 256];
+    float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
+    Totals total(group), piece(group);
+    memset(o, 0, size_t(group * width) * 4);
+    for (int64_t i = 0; i < m.n; ++i) {
+        const float* part = partials + u[i].partial + (m.head - u[i].head) * group * stride;
+        for (int64_t r = 0; r < group; ++r) piece.m[r] = part[r * stride], piece.l[r] = part[r * stride + 1];
+        absorb(total.m, total.l, o, piece, part + 2, stride, group, width);
+    }
+    for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * width, s.dim, out + r * s.dim);
+}
+
 // -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
 
 constexpr int64_t kTilesAhead = 2;
@@ -180,23 +196,8 @@ int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* 
         }
         for (int64_t r = 0; r < rows; ++r) memcpy(out + 2 + r * stride, x.part + r * width, size_t(width) * 4);
     }
+    for (int64_t h = 0; h < u.heads && u.whole; ++h) merge(a, &u, {0, 1, u.seq, int32_t(u.head + h)}, partials);
     return read * u.heads * row_bytes(s);
-}
-
-void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const float* partials) {
-    const StoreView& s = a.store;
-    const int64_t group = a.spec.n_heads / s.n_heads, width = up(s.dim, 16), stride = 2 + width;
-    const Unit* u = units + m.first;
-    float o[16 * 256];
-    float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
-    Totals total(group), piece(group);
-    memset(o, 0, size_t(group * width) * 4);
-    for (int64_t i = 0; i < m.n; ++i) {
-        const float* part = partials + u[i].partial + (m.head - u[i].head) * group * stride;
-        for (int64_t r = 0; r < group; ++r) piece.m[r] = part[r * stride], piece.l[r] = part[r * stride + 1];
-        absorb(total.m, total.l, o, piece, part + 2, stride, group, width);
-    }
-    for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * width, s.dim, out + r * s.dim);
 }
 
 // -- prefill: some positions, one group of query heads, all their keys ------------------------------------------------

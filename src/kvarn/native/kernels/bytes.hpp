@@ -35,6 +35,11 @@ inline Ints dot(Ints acc, Bytes w, const int8_t* x) {
 inline Ints dot8(Ints acc, Bytes w, const int8_t* x) { return dot(acc, w, x); }
 inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+template <int kBits>
+inline Ints shifted(Ints a) {
+    return _mm512_slli_epi32(a, kBits);
+}
 inline Ints times(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
 inline Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Floats same(float x) { return _mm512_set1_ps(x); }
@@ -87,6 +92,11 @@ inline Ints dot8(Ints acc, Bytes w, const int8_t* x) {  // |code| <= 128, |x| <=
 }
 inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
+template <int kBits>
+inline Ints shifted(Ints a) {
+    return _mm256_slli_epi32(a, kBits);
+}
 inline Ints times(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
 inline Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Floats same(float x) { return _mm256_set1_ps(x); }
@@ -150,6 +160,15 @@ inline Ints ints(int32_t x) {
 }
 inline Ints plus(Ints a, Ints b) {
     for (int i = 0; i < L; ++i) a.v[i] += b.v[i];
+    return a;
+}
+inline Ints minus(Ints a, Ints b) {
+    for (int i = 0; i < L; ++i) a.v[i] -= b.v[i];
+    return a;
+}
+template <int kBits>
+inline Ints shifted(Ints a) {
+    for (int32_t& v : a.v) v *= 1 << kBits;
     return a;
 }
 inline Ints times(Ints a, Ints b) {

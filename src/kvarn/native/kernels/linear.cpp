@@ -5,24 +5,24 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-constexpr int64_t kAhead = 8192;  // bytes of codes to prefetch ahead, when they come from memory
+constexpr int64_t kAhead = 8192;  // bytes of weights to prefetch ahead, when they come from memory
 
-// R rows of one activation tile with one group of weights.
+// R rows of one activation tile with one group of weights, which the first tile brings in from memory.
 template <Kind K, int R>
-void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, int first) {
+void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, bool from_memory) {
     constexpr int kStep = kWide ? R : (R < 4 ? R : 4);  // 8 code vectors and the accumulators stay in registers
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
     const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
     for (int r0 = 0; r0 < R; r0 += kStep) {
-        const int8_t* xs = x.codes + tile_index * x.blocks * stride + (first + r0) * kBlock;
-        const BlockMeta* meta = x.meta + tile_index * x.blocks * x.height + first + r0;
+        const int8_t* xs = x.codes + tile_index * x.blocks * stride + r0 * kBlock;
+        const BlockMeta* meta = x.meta + tile_index * x.blocks * x.height + r0;
         for (int row = 0; row < int(kGroup); row += L) {
             Floats acc[kStep];
             for (int r = 0; r < kStep; ++r) acc[r] = same(0.0f);
             for (int64_t b = 0; b < w.blocks; ++b) {
                 const uint8_t* p = codes + b * block_bytes(K);
-                if constexpr (R <= 4)  // the stream: scales and codes of this group, then of the next
-                    for (int64_t line = 0; line < share; line += 64) prefetch(scales + b * share + kAhead + line);
+                if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
+                    for (int64_t line = 0; line < share; line += 64) expect(scales + b * share + kAhead + line);
                 Bytes v[8];
                 unpack<bits_of_kind(K)>(p + row * 4, v);
                 const Scales<K> s(scales, b, row);
@@ -33,7 +33,7 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
             }
             const int64_t column = group * kGroup + row;
             for (int r = 0; r < kStep; ++r) {
-                const int64_t at = tile_index * kTile + first + r0 + r;
+                const int64_t at = tile_index * kTile + r0 + r;
                 if (at < x.rows) write_row(y, at, column, acc[r]);
             }
         }
@@ -49,15 +49,15 @@ void multiply_integers(const Packed& w, const Activations& x, const Output& y, c
         for (int64_t t = r.tile_begin; t < r.tile_end; ++t) {
             const int64_t left = smaller(x.rows - t * kTile, kTile);
             if (left > 8)
-                tile<K, 16>(w, x, y, group, t, 0);
+                tile<K, 16>(w, x, y, group, t, t == r.tile_begin);
             else if (left > 4)
-                tile<K, 8>(w, x, y, group, t, 0);
+                tile<K, 8>(w, x, y, group, t, t == r.tile_begin);
             else if (left > 2)
-                tile<K, 4>(w, x, y, group, t, 0);
+                tile<K, 4>(w, x, y, group, t, t == r.tile_begin);
             else if (left > 1)
-                tile<K, 2>(w, x, y, group, t, 0);
+                tile<K, 2>(w, x, y, group, t, t == r.tile_begin);
             else
-                tile<K, 1>(w, x, y, group, t, 0);
+                tile<K, 1>(w, x, y, group, t, t == r.tile_begin);
         }
     }
 }

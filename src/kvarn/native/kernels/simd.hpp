@@ -349,5 +349,6 @@ static inline F exp2(F x) {
 }
 
 static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+static inline void expect(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the nearest cache
 
 }  // namespace kvarn::KVARN_ISA
