@@ -42,6 +42,13 @@ struct Output {
     bool add = false;             // to what stands there
 };
 
+// Memory that will be read soon: a product of many rows leaves memory idle, and can bring it nearer meanwhile.
+struct Coming {
+    const uint8_t* const* pieces = nullptr;
+    int64_t n = 0, bytes = 0;   // so many pieces of so many bytes
+    int64_t piece = 0, at = 0;  // how far it has got
+};
+
 struct Range {  // of groups of output rows, and of tiles of activation rows
     int64_t group_begin, group_end, tile_begin, tile_end;
 };
@@ -49,7 +56,7 @@ struct Range {  // of groups of output rows, and of tiles of activation rows
 struct Linear {
     void (*quantize)(const float* x, const Activations& out, int64_t row);  // into codes and meta
     void (*round)(const float* x, const Activations& out, int64_t row);     // into bf16
-    void (*multiply)(const Packed& w, const Activations& x, const Output& y, const Range& range);
+    void (*multiply)(const Packed& w, const Activations& x, const Output& y, const Range& range, Coming& coming);
 };
 
 }  // namespace kvarn

@@ -15,7 +15,9 @@ int64_t now() {
         .count();
 }
 
-constexpr int64_t kTilesAtOnce = 8;  // activation tiles that stay in L2 while weights pass by
+constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights pass by
+constexpr int64_t kManyRows = 9;         // from so many on products wait for arithmetic, not for memory
+constexpr int64_t kNearBytes = 3 << 20;  // of cells that a thread has brought nearer before it reads them
 
 }  // namespace
 
@@ -159,6 +161,7 @@ void Program::walk(Step& step, int thread) {
                 table.sin[size_t(t * half + i)] = float(double(table.magnitude) * std::sin(angle));
             }
     }
+    expect_cells(step, 0, thread);
     for (size_t i = 0; i < ops_.size(); ++i) {
         const int64_t begin = tracing_ && thread == 0 ? now() : 0;
         run_op(step, ops_[i], i, thread);
@@ -272,7 +275,7 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
                 y.bias = s.bias ? s.bias->data() : nullptr;
                 y.add = s.add;
                 const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
-                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range);
+                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].coming);
             }
             begin = stop;
         }
@@ -307,11 +310,39 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
         stop = now();
         (i < n_prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
     }
+    expect_cells(step, size_t(op.layer) + 1, thread);
     if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
     if (plan.merges.empty()) return;
     pool_->barrier();
     while (shares_[index][2].take(thread, 1, i, end))
         kernels_.attention->merge(many, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
+}
+
+// The cells that this thread will read in the next attention, so far as caches hold them: products of many rows bring
+// them nearer meanwhile. A block's cells of all heads are one piece in every layout.
+void Program::expect_cells(Step& step, size_t index, int thread) {
+    Own& own = own_[size_t(thread)];
+    own.pieces.clear();
+    own.coming = {};
+    if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
+    const LayerView& layer = step.cache.layers[index];
+    const TableView& table = step.cache.groups[size_t(layer.group)].table;
+    const std::vector<Unit>& units = plans_[size_t(layer.group)].decode;
+    const StoreView& s = layer.store;
+    const int64_t cell = cell_bytes(s.codec), bytes = s.block_size * s.n_heads * s.dim * cell;
+    const int64_t n = int64_t(units.size()), threads = pool_->size();
+    for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
+        const Unit& u = units[size_t(i)];
+        if (u.head > 0) continue;  // its blocks are another unit's too
+        const int32_t* blocks = table.blocks + u.seq * table.max_blocks;
+        const int32_t* first = table.first + u.seq * table.max_blocks;
+        for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
+            for (int64_t b = 0; b < table.n_blocks[u.seq]; ++b)
+                if (first[b] >= u.begin && first[b] < u.end)
+                    own.pieces.push_back(cells + blocks[b] * strides->block * cell);
+        if (int64_t(own.pieces.size()) * bytes >= kNearBytes) break;
+    }
+    own.coming.pieces = own.pieces.data(), own.coming.n = int64_t(own.pieces.size()), own.coming.bytes = bytes;
 }
 
 // Norm and rotate heads of token t where they stand.

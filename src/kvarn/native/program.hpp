@@ -146,6 +146,8 @@ class Program {
         Lines<BlockMeta> meta;
         Lines<uint16_t> bf16;
         Lines<uint8_t> scratch;
+        std::vector<const uint8_t*> pieces;
+        Coming coming;
     };
     struct Step;
 
@@ -158,6 +160,7 @@ class Program {
     void attention(Step&, const Op&, size_t index, int thread);
     void write_rows(Step&, const Op&, const Plan&, Shares&, int thread);
     void begin_decode(Step&, const Op&, const Unit&, int thread);
+    void expect_cells(Step&, size_t layer, int thread);
     void finish_heads(const Op&, int64_t t, int64_t heads, const Vector& norm, float* x) const;
     float* row(int buffer, int64_t r) {
         return buffers_[size_t(buffer)].data.data() + r * buffers_[size_t(buffer)].stride;

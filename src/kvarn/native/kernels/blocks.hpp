@@ -128,6 +128,16 @@ inline Floats accumulate(Floats acc, const Bytes* w, const Scales<K>& s, const i
     return scaled<K>(acc, s, meta, sum, sum);
 }
 
+constexpr int kLinesAtOnce = 8;
+
+// A little of what is coming, beside a block of sixteen rows: so much that memory keeps up, and the block hardly waits.
+inline void bring(Coming& c) {
+    if (c.piece == c.n) return;
+    const uint8_t* p = c.pieces[c.piece] + c.at;
+    for (int line = 0; line < kLinesAtOnce; ++line) expect(p + line * 64);
+    if ((c.at += kLinesAtOnce * 64) >= c.bytes) c.at = 0, ++c.piece;
+}
+
 inline void write_row(const Output& y, int64_t row, int64_t column, Floats acc) {
     float* p = y.data + row * y.stride + column;
     float lanes[L];

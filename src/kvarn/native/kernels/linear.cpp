@@ -9,7 +9,8 @@ constexpr int64_t kAhead = 8192;  // bytes of weights to prefetch ahead, when th
 
 // R rows of one activation tile with one group of weights, which the first tile brings in from memory.
 template <Kind K, int R>
-void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, bool from_memory) {
+void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, bool from_memory,
+          Coming& coming) {
     constexpr int kStep = kWide ? R : (R < 4 ? R : 4);  // 8 code vectors and the accumulators stay in registers
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
     const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
@@ -23,6 +24,7 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
                 const uint8_t* p = codes + b * block_bytes(K);
                 if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
                     for (int64_t line = 0; line < share; line += 64) expect(scales + b * share + kAhead + line);
+                if constexpr (R == 16) bring(coming);
                 Bytes v[8];
                 unpack<bits_of_kind(K)>(p + row * 4, v);
                 const Scales<K> s(scales, b, row);
@@ -41,23 +43,23 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
 }
 
 template <Kind K>
-void multiply_integers(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+void multiply_integers(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
 #if defined(KVARN_AMX)
-    if (x.rows - r.tile_begin * kTile > kFewRows) return tile_integers<K>(w, x, y, r);
+    if (x.rows - r.tile_begin * kTile > kFewRows) return tile_integers<K>(w, x, y, r, coming);
 #endif
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         for (int64_t t = r.tile_begin; t < r.tile_end; ++t) {
             const int64_t left = smaller(x.rows - t * kTile, kTile);
             if (left > 8)
-                tile<K, 16>(w, x, y, group, t, t == r.tile_begin);
+                tile<K, 16>(w, x, y, group, t, t == r.tile_begin, coming);
             else if (left > 4)
-                tile<K, 8>(w, x, y, group, t, t == r.tile_begin);
+                tile<K, 8>(w, x, y, group, t, t == r.tile_begin, coming);
             else if (left > 2)
-                tile<K, 4>(w, x, y, group, t, t == r.tile_begin);
+                tile<K, 4>(w, x, y, group, t, t == r.tile_begin, coming);
             else if (left > 1)
-                tile<K, 2>(w, x, y, group, t, t == r.tile_begin);
+                tile<K, 2>(w, x, y, group, t, t == r.tile_begin, coming);
             else
-                tile<K, 1>(w, x, y, group, t, t == r.tile_begin);
+                tile<K, 1>(w, x, y, group, t, t == r.tile_begin, coming);
         }
     }
 }
@@ -130,30 +132,30 @@ void multiply_floats(const Packed& w, const Activations& x, const Output& y, con
 }
 
 template <Order O>
-void multiply(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+void multiply(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
     switch (w.kind) {
         case Kind::Q4_0:
-            return multiply_integers<Kind::Q4_0>(w, x, y, r);
+            return multiply_integers<Kind::Q4_0>(w, x, y, r, coming);
         case Kind::Q4_1:
-            return multiply_integers<Kind::Q4_1>(w, x, y, r);
+            return multiply_integers<Kind::Q4_1>(w, x, y, r, coming);
         case Kind::Q5_0:
-            return multiply_integers<Kind::Q5_0>(w, x, y, r);
+            return multiply_integers<Kind::Q5_0>(w, x, y, r, coming);
         case Kind::Q5_1:
-            return multiply_integers<Kind::Q5_1>(w, x, y, r);
+            return multiply_integers<Kind::Q5_1>(w, x, y, r, coming);
         case Kind::Q8_0:
-            return multiply_integers<Kind::Q8_0>(w, x, y, r);
+            return multiply_integers<Kind::Q8_0>(w, x, y, r, coming);
         case Kind::Q4_K:
-            return multiply_integers<Kind::Q4_K>(w, x, y, r);
+            return multiply_integers<Kind::Q4_K>(w, x, y, r, coming);
         case Kind::Q5_K:
-            return multiply_integers<Kind::Q5_K>(w, x, y, r);
+            return multiply_integers<Kind::Q5_K>(w, x, y, r, coming);
         case Kind::Q6_K:
-            return multiply_integers<Kind::Q6_K>(w, x, y, r);
+            return multiply_integers<Kind::Q6_K>(w, x, y, r, coming);
         case Kind::Whole32:
-            return multiply_integers<Kind::Whole32>(w, x, y, r);
+            return multiply_integers<Kind::Whole32>(w, x, y, r, coming);
         case Kind::Whole16:
-            return multiply_integers<Kind::Whole16>(w, x, y, r);
+            return multiply_integers<Kind::Whole16>(w, x, y, r, coming);
         case Kind::Whole16Min:
-            return multiply_integers<Kind::Whole16Min>(w, x, y, r);
+            return multiply_integers<Kind::Whole16Min>(w, x, y, r, coming);
         case Kind::BF16:
             return multiply_floats<Kind::BF16, O>(w, x, y, r);
         case Kind::F16:

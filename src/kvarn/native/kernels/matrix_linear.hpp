@@ -48,7 +48,7 @@ inline void block_sums(const int8_t* x, const int8_t* w, int32_t* sums) {
 
 template <Kind K>
 void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t t,
-                     const int8_t* codes) {
+                     const int8_t* codes, Coming& coming) {
     alignas(64) int32_t sums[2][512];  // of this block and the next: the unit works while scales are applied
     const uint8_t* scales = w.scales(group);
     const int8_t* xs = x.codes + t * x.blocks * kTile * kBlock;
@@ -57,6 +57,7 @@ void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int
     KVARN_UNROLL(16)
     for (int r = 0; r < int(kTile); ++r) acc[r] = same(0.0f);
     const auto ask = [&]<int T>(int64_t b) {
+        bring(coming);
         if (b < w.blocks) block_sums<K, T>(xs + b * kTile * kBlock, codes + b * 512, sums[T]);
     };
     const auto apply = [&]<int T>(int64_t b) __attribute__((always_inline)) {
@@ -102,13 +103,13 @@ struct GroupMemory {
 };
 
 template <Kind K>
-void tile_integers(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+void tile_integers(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
     thread_local GroupMemory memory;
     int8_t* codes = memory.of(w.blocks * 512);
     const UseTiles tiles(two_sums(K) ? kHalfBlocks : kBlocks);
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         widen_group<K>(w.codes(group), w.blocks, codes);
-        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes);
+        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes, coming);
     }
 }
 
