@@ -262,6 +262,8 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
             stage_values<C>(a, tiles[i], any[i], i, x);
             if constexpr (codec(C) == Codec::Int8) stage_scales(a, tiles[i], any[i], i, x.k_scale, x.v_scale);
         }
+        bool whole = !ragged;  // all rows see all slots
+        for (int64_t i = 0; i < n; ++i) whole = whole && seen[i] == ~0u;
         const bool apart = ragged && !finite_values<C>(x, n, width);
         for (int64_t from = 0; from < rows; from += kRowsAtOnce<C>) {  // so many that their scores stay near
             const int64_t some = smaller(rows - from, kRowsAtOnce<C>);
@@ -274,7 +276,11 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
                     score_rows<C, kScoreRows>(q, some, depth, x.k + i * kSlots * depth * a_bytes<C>(),
                                               x.s + i * kSlots);
             Totals piece(some);
-            for (int64_t r = 0; r < some; ++r) {
+            int64_t r = 0;
+            if constexpr (codec(C) != Codec::Int8)
+                for (constexpr int R = unit(C) ? 4 : 3; whole && r + R <= some; r += R)
+                    softmax_whole<C, R>(x.s + r * kChunk, n, x.p + r * kChunk * a_bytes<C>(), piece.m + r, piece.l + r);
+            for (; r < some; ++r) {
                 if (ragged)
                     for (int64_t i = 0; i < n; ++i)
                         seen[i] = a.spec.visible32(u.begin + (from + r) / group, tiles[i].pos);
@@ -283,7 +289,7 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
                 piece.m[r] = one.m, piece.l[r] = one.l;
             }
             if (!apart) value_rows<C>(x.p, some, x.v, width, n, x.part);
-            for (int64_t r = 0; apart && r < some; ++r) {
+            for (r = 0; apart && r < some; ++r) {
                 // 0 x NaN is NaN: a value that is not finite reaches only the rows that see it.
                 for (int64_t i = 0; i < n; ++i)
                     stage_values<C>(a, tiles[i], a.spec.visible32(u.begin + (from + r) / group, tiles[i].pos), i, x);

@@ -175,16 +175,14 @@ void quantize(const float* x, const Activations& out, int64_t row) {
     BlockMeta* meta = out.meta + t * out.blocks * out.height + r;
     for (int64_t b = 0; b < out.blocks; ++b, codes += out.height * kBlock, meta += out.height) {
         const F lo = load(x + b * kBlock), hi = load(x + b * kBlock + 16);
-        const float amax = reduce_max(max(abs(lo), abs(hi)));
-        const float check = reduce_add(add(sub(lo, lo), sub(hi, hi)));  // 0, or NaN where something is not finite
-        const float d = amax * (1.0f / 127.0f) + check;
-        const float inverse = d > 0.0f ? 127.0f / amax : 0.0f;
-        const F scale = set1(inverse);
-        const I a = to_int(mul(lo, scale)), c = to_int(mul(hi, scale));
-        store_i8(codes, a);
-        store_i8(codes + 16, c);
-        const auto sum = [&](I x) { return d == d ? int32_t(reduce_add(to_float(x))) : 0; };  // whole numbers: exact
-        const int32_t s0 = sum(a), s1 = sum(c);
+        const uint32_t bits = largest_bits(lo, hi);
+        const bool finite = bits < 0x7f800000u;
+        const float amax = bits_of<float>(bits);
+        const float d = finite ? amax * (1.0f / 127.0f) : bits_of<float>(0x7fc00000u);
+        const F scale = set1(d > 0.0f ? 127.0f / amax : 0.0f);
+        const int32_t first = store_i8(codes, to_int(mul(lo, scale)));
+        const int32_t second = store_i8(codes + 16, to_int(mul(hi, scale)));
+        const int32_t s0 = finite ? first : 0, s1 = finite ? second : 0;
         meta->d = d;
         meta->s = d * float(s0 + s1);
         meta->sum[0] = s0, meta->sum[1] = s1;

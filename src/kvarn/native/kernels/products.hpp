@@ -115,6 +115,19 @@ struct Piece {
     float m, l;
 };
 
+template <Math C>
+inline void store_weights(void* p, int64_t at, F x) {  // sixteen of p, as q is stored
+    if constexpr (pairs(C)) {
+        store_bf16(static_cast<uint16_t*>(p) + at, x);
+    } else if constexpr (rounds(C)) {
+        uint16_t narrow[kLanes];
+        store_bf16(narrow, x);
+        store(static_cast<float*>(p) + at, load_bf16(narrow));
+    } else {
+        store(static_cast<float*>(p) + at, x);
+    }
+}
+
 // s: n tiles of 32 scores, in base 2. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
 template <Math C>
 Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
@@ -135,17 +148,36 @@ Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, c
         sum = add(sum, x);
         if constexpr (codec(C) == Codec::Int8)
             x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, mul(x, load(v_scale + i * kLanes)), zero());
-        if constexpr (pairs(C)) {
-            store_bf16(static_cast<uint16_t*>(p) + i * kLanes, x);
-        } else if constexpr (rounds(C)) {
-            uint16_t narrow[kLanes];
-            store_bf16(narrow, x);
-            store(static_cast<float*>(p) + i * kLanes, load_bf16(narrow));
-        } else {
-            store(static_cast<float*>(p) + i * kLanes, x);
-        }
+        store_weights<C>(p, i * kLanes, x);
     }
     return {m, reduce_add(sum)};
+}
+
+// The same of R rows that see all slots, side by side: each of a row's steps waits for the one before.
+template <Math C, int R>
+inline void softmax_whole(const float* s, int64_t n, uint8_t* p, float* m, float* l) {
+    F top[R], base[R], sum[R];
+    KVARN_UNROLL(4)
+    for (int r = 0; r < R; ++r) top[r] = set1(kMinusInfinity), sum[r] = zero();
+    for (int64_t i = 0; i < 2 * n * kLanes; i += kLanes) {
+        KVARN_UNROLL(4)
+        for (int r = 0; r < R; ++r) top[r] = max(top[r], load(s + r * kChunk + i));
+    }
+    KVARN_UNROLL(4)
+    for (int r = 0; r < R; ++r) {
+        m[r] = reduce_max(top[r]);
+        base[r] = set1(m[r] == kMinusInfinity ? 0.0f : m[r]);
+    }
+    for (int64_t i = 0; i < 2 * n * kLanes; i += kLanes) {
+        KVARN_UNROLL(4)
+        for (int r = 0; r < R; ++r) {
+            const F x = exp2<rounds(C)>(sub(load(s + r * kChunk + i), base[r]));
+            sum[r] = add(sum[r], x);
+            store_weights<C>(p + r * kChunk * (pairs(C) ? 2 : 4), i, x);
+        }
+    }
+    KVARN_UNROLL(4)
+    for (int r = 0; r < R; ++r) l[r] = reduce_add(sum[r]);
 }
 
 struct Totals {  // (M, L) of some rows, and of as many more as fill a register

@@ -116,8 +116,12 @@ static inline void store_bf16(uint16_t* p, F x) {  // half to even; NaN stays Na
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
 #endif
 }
-static inline void store_i8(int8_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+static inline __m128i narrow_i8(I x) { return _mm512_cvtepi32_epi8(x.v); }
+static inline __m256i magnitudes(F x, F y) {  // the larger bits of 8 lanes each, without their signs
+    const __m512i sign = _mm512_set1_epi32(0x7fffffff);
+    const __m512i m = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(x.v), sign),
+                                       _mm512_and_si512(_mm512_castps_si512(y.v), sign));
+    return _mm256_max_epu32(_mm512_castsi512_si256(m), _mm512_extracti64x4_epi64(m, 1));
 }
 static inline __m256 half_low(F x) { return _mm512_castps512_ps256(x.v); }
 static inline __m256 half_high(F x) { return _mm512_extractf32x8_ps(x.v, 1); }
@@ -211,10 +215,13 @@ static inline void store_bf16(uint16_t* p, F x) {
     const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
-static inline void store_i8(int8_t* p, I x) {
+static inline __m128i narrow_i8(I x) {
     const __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+    return _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+}
+static inline __m256i magnitudes(F x, F y) {
+    const auto bits = [](__m256 v) { return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff)); };
+    return _mm256_max_epu32(_mm256_max_epu32(bits(x.a), bits(x.b)), _mm256_max_epu32(bits(y.a), bits(y.b)));
 }
 static inline __m256 half_low(F x) { return x.a; }
 static inline __m256 half_high(F x) { return x.b; }
@@ -281,9 +288,6 @@ static inline F to_float(I a) KVARN_EACH(float(a.v[i])) static inline F power_of
 static inline void store_bf16(uint16_t* p, F x) {
     for (int i = 0; i < kLanes; ++i) p[i] = round_bf16(x.v[i]);
 }
-static inline void store_i8(int8_t* p, I x) {
-    for (int i = 0; i < kLanes; ++i) p[i] = int8_t(x.v[i] > 127 ? 127 : x.v[i] < -128 ? -128 : x.v[i]);
-}
 #undef KVARN_EACH
 
 #endif
@@ -302,6 +306,19 @@ static inline float reduce_max(F x) {
     q = _mm_max_ps(q, _mm_movehl_ps(q, q));
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
+// The largest magnitude as bits, whose order is that of the numbers; NaN is the largest.
+static inline uint32_t largest_bits(F x, F y) {
+    const __m256i m = magnitudes(x, y);
+    __m128i q = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    q = _mm_max_epu32(q, _mm_unpackhi_epi64(q, q));
+    return uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(q, _mm_shuffle_epi32(q, 1))));
+}
+static inline int32_t store_i8(int8_t* p, I x) {  // saturated; gives their sum
+    const __m128i bytes = narrow_i8(x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128;
+}
 #else
 static inline float reduce_add(F x) {
     for (int width = 8; width > 0; width /= 2)
@@ -312,6 +329,22 @@ static inline float reduce_max(F x) {
     for (int width = 8; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) x.v[i] = x.v[i] > x.v[i + width] ? x.v[i] : x.v[i + width];
     return x.v[0];
+}
+static inline uint32_t largest_bits(F x, F y) {
+    uint32_t most = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t a = bits_of<uint32_t>(x.v[i]) & 0x7fffffffu, b = bits_of<uint32_t>(y.v[i]) & 0x7fffffffu;
+        most = larger(most, larger(a, b));
+    }
+    return most;
+}
+static inline int32_t store_i8(int8_t* p, I x) {
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        p[i] = int8_t(x.v[i] > 127 ? 127 : x.v[i] < -128 ? -128 : x.v[i]);
+        sum += p[i];
+    }
+    return sum;
 }
 #endif
 
