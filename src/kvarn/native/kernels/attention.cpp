@@ -267,33 +267,38 @@ int64_t prefill(const AttentionArgs& a, const Unit& u, uint8_t* memory) {
         const bool apart = ragged && !finite_values<C>(x, n, width);
         for (int64_t from = 0; from < rows; from += kRowsAtOnce<C>) {  // so many that their scores stay near
             const int64_t some = smaller(rows - from, kRowsAtOnce<C>);
+            const int64_t first_pos = u.begin + from / group, last_pos = u.begin + (from + some - 1) / group;
+            int64_t reach = n;  // tiles that some of these rows see; those behind them would add exact zeros
+            while (ragged && reach > 0 && !a.spec.visible32(first_pos, last_pos, tiles[reach - 1].pos)) --reach;
+            if (!reach) continue;
             const uint8_t* q = x.q + from * depth * a_bytes<C>();
 #if defined(KVARN_AMX)
-            if constexpr (unit(C)) unit_scores(q, depth, x.k, n, x.s);
+            if constexpr (unit(C)) unit_scores(q, depth, x.k, reach, x.s);
 #endif
             if constexpr (!unit(C))
-                for (int64_t i = 0; i < n; ++i)
+                for (int64_t i = 0; i < reach; ++i)
                     score_rows<C, kScoreRows>(q, some, depth, x.k + i * kSlots * depth * a_bytes<C>(),
                                               x.s + i * kSlots);
             Totals piece(some);
             int64_t r = 0;
             if constexpr (codec(C) != Codec::Int8)
                 for (constexpr int R = unit(C) ? 4 : 3; whole && r + R <= some; r += R)
-                    softmax_whole<C, R>(x.s + r * kChunk, n, x.p + r * kChunk * a_bytes<C>(), piece.m + r, piece.l + r);
+                    softmax_whole<C, R>(x.s + r * kChunk, reach, x.p + r * kChunk * a_bytes<C>(), piece.m + r,
+                                        piece.l + r);
             for (; r < some; ++r) {
                 if (ragged)
-                    for (int64_t i = 0; i < n; ++i)
+                    for (int64_t i = 0; i < reach; ++i)
                         seen[i] = a.spec.visible32(u.begin + (from + r) / group, tiles[i].pos);
                 const Piece one =
-                    softmax<C>(x.s + r * kChunk, seen, n, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
+                    softmax<C>(x.s + r * kChunk, seen, reach, x.k_scale, x.v_scale, x.p + r * kChunk * a_bytes<C>());
                 piece.m[r] = one.m, piece.l[r] = one.l;
             }
-            if (!apart) value_rows<C>(x.p, some, x.v, width, n, x.part);
+            if (!apart) value_rows<C>(x.p, some, x.v, width, reach, x.part);
             for (r = 0; apart && r < some; ++r) {
                 // 0 x NaN is NaN: a value that is not finite reaches only the rows that see it.
-                for (int64_t i = 0; i < n; ++i)
+                for (int64_t i = 0; i < reach; ++i)
                     stage_values<C>(a, tiles[i], a.spec.visible32(u.begin + (from + r) / group, tiles[i].pos), i, x);
-                value_rows<C>(x.p + r * kChunk * a_bytes<C>(), 1, x.v, width, n, x.part + r * width);
+                value_rows<C>(x.p + r * kChunk * a_bytes<C>(), 1, x.v, width, reach, x.part + r * width);
             }
             absorb(total.m + from, total.l + from, x.o + from * width, piece, x.part, width, some, width);
         }

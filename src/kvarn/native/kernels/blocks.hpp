@@ -128,25 +128,22 @@ inline Floats accumulate(Floats acc, const Bytes* w, const Scales<K>& s, const i
     return scaled<K>(acc, s, meta, sum, sum);
 }
 
-constexpr int kLinesAtOnce = 8;
+constexpr int64_t kAhead = 8192;  // bytes of weights to expect ahead, when they come from memory
 
-// A little of what is coming, beside a block of sixteen rows: so much that memory keeps up, and the block hardly waits.
+// Some lines of what is coming, beside a block of rows: so many that memory keeps up, and the block hardly waits.
+template <int kLines>
 inline void bring(Coming& c) {
     if (c.piece == c.n) return;
     const uint8_t* p = c.pieces[c.piece] + c.at;
-    for (int line = 0; line < kLinesAtOnce; ++line) expect(p + line * 64);
-    if ((c.at += kLinesAtOnce * 64) >= c.bytes) c.at = 0, ++c.piece;
+    for (int line = 0; line < kLines; ++line) expect(p + line * 64);
+    if ((c.at += kLines * 64) >= c.bytes) c.at = 0, ++c.piece;
 }
 
 inline void write_row(const Output& y, int64_t row, int64_t column, Floats acc) {
     float* p = y.data + row * y.stride + column;
-    float lanes[L];
-    put(lanes, acc);
-    if (y.bias)
-        for (int i = 0; i < L; ++i) lanes[i] += y.bias[column + i];
-    if (y.add)
-        for (int i = 0; i < L; ++i) lanes[i] += p[i];
-    memcpy(p, lanes, sizeof lanes);
+    if (y.bias) acc = sum(acc, singles(reinterpret_cast<const uint8_t*>(y.bias + column)));
+    if (y.add) acc = sum(acc, singles(reinterpret_cast<const uint8_t*>(p)));
+    put(p, acc);
 }
 
 inline void write_lanes(const Output& y, int64_t row, int64_t column, F acc) {

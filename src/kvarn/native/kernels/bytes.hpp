@@ -46,6 +46,7 @@ inline Floats same(float x) { return _mm512_set1_ps(x); }
 inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
 inline Floats product(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats halves(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -103,6 +104,7 @@ inline Floats same(float x) { return _mm256_set1_ps(x); }
 inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
 inline Floats product(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Floats singles(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
 inline Ints unsigned_bytes(const uint8_t* p) {
@@ -183,6 +185,7 @@ inline Floats fnmadd(Floats a, Floats b, Floats c) {
     return fma(a, b, c);
 }
 inline Floats product(Floats a, Floats b) { return mul(a, b); }
+inline Floats sum(Floats a, Floats b) { return add(a, b); }
 inline Floats halves(const uint8_t* p) {
     uint16_t h[L];
     memcpy(h, p, sizeof h);

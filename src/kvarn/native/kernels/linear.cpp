@@ -5,8 +5,6 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-constexpr int64_t kAhead = 8192;  // bytes of weights to prefetch ahead, when they come from memory
-
 // R rows of one activation tile with one group of weights, which the first tile brings in from memory.
 template <Kind K, int R>
 void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, bool from_memory,
@@ -24,7 +22,7 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
                 const uint8_t* p = codes + b * block_bytes(K);
                 if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
                     for (int64_t line = 0; line < share; line += 64) expect(scales + b * share + kAhead + line);
-                if constexpr (R == 16) bring(coming);
+                if constexpr (kWide && R == 16) bring<8>(coming);
                 Bytes v[8];
                 unpack<bits_of_kind(K)>(p + row * 4, v);
                 const Scales<K> s(scales, b, row);
@@ -33,10 +31,14 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
                 KVARN_UNROLL(16)
                 for (int r = 0; r < kStep; ++r) acc[r] = accumulate<K>(acc[r], v, s, xb + r * kBlock, mb[r]);
             }
-            const int64_t column = group * kGroup + row;
-            for (int r = 0; r < kStep; ++r) {
-                const int64_t at = tile_index * kTile + r0 + r;
-                if (at < x.rows) write_row(y, at, column, acc[r]);
+            const int64_t at = tile_index * kTile + r0;
+            if constexpr (kWide) {  // sixteen sums fit into registers, and stay there if this is unrolled
+                KVARN_UNROLL(16)
+                for (int r = 0; r < kStep; ++r)
+                    if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
+            } else {
+                for (int r = 0; r < kStep; ++r)
+                    if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
             }
         }
     }

@@ -19,9 +19,12 @@ constexpr TileShapes kBlocks{32}, kHalfBlocks{16}, kPairs{64};
 
 // One group's codes as signed bytes, [block][8 quads of columns][16 rows][4].
 template <Kind K>
-void widen_group(const uint8_t* codes, int64_t blocks, int8_t* out) {
+void widen_group(const Packed& w, int64_t group, int8_t* out) {
     const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K)));
-    for (int64_t b = 0; b < blocks; ++b, out += 512) {
+    const uint8_t* codes = w.codes(group);
+    const int64_t share = w.group_bytes / w.blocks;
+    for (int64_t b = 0; b < w.blocks; ++b, out += 512) {
+        for (int64_t line = 0; line < share; line += 64) expect(w.scales(group) + b * share + kAhead + line);
         Bytes v[8];
         unpack<bits_of_kind(K)>(codes + b * block_bytes(K), v);
         for (int g = 0; g < 8; ++g) _mm512_storeu_si512(out + g * 64, _mm512_sub_epi8(v[g], offset));
@@ -57,7 +60,7 @@ void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int
     KVARN_UNROLL(16)
     for (int r = 0; r < int(kTile); ++r) acc[r] = same(0.0f);
     const auto ask = [&]<int T>(int64_t b) {
-        bring(coming);
+        bring<8>(coming);
         if (b < w.blocks) block_sums<K, T>(xs + b * kTile * kBlock, codes + b * 512, sums[T]);
     };
     const auto apply = [&]<int T>(int64_t b) __attribute__((always_inline)) {
@@ -108,7 +111,7 @@ void tile_integers(const Packed& w, const Activations& x, const Output& y, const
     int8_t* codes = memory.of(w.blocks * 512);
     const UseTiles tiles(two_sums(K) ? kHalfBlocks : kBlocks);
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
-        widen_group<K>(w.codes(group), w.blocks, codes);
+        widen_group<K>(w, group, codes);
         for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes, coming);
     }
 }
