@@ -30,7 +30,7 @@ void Plan::make(const TableView& table, const SpecView& spec, const StoreView& s
     int64_t chunks = 0;
     for (int64_t s = 0; s < table.n_seqs; ++s)
         if (table.q_start[s + 1] - table.q_start[s] == 1) chunks += (table.kv_len[s] + kChunk - 1) / kChunk;
-    const int64_t heads = chunks < 4 * threads ? 1 : std::min(kHeadRows / group, store.n_heads);
+    const int64_t heads = chunks < threads ? 1 : std::min(kHeadRows / group, store.n_heads);
     for (int64_t s = 0; s < table.n_seqs; ++s) {
         const int64_t fresh = table.q_start[s + 1] - table.q_start[s], length = table.kv_len[s];
         if (fresh == 0) continue;

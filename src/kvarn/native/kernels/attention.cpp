@@ -130,7 +130,7 @@ void merge(const AttentionArgs& a, const Unit* units, const Merge& m, const floa
 
 // -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
 
-constexpr int64_t kTilesAhead = 2;
+constexpr int64_t kTilesAhead = 4;
 
 template <Math C>
 int64_t decode(const AttentionArgs& a, const Unit& u, float* partials, uint8_t* memory) {

@@ -21,7 +21,7 @@ bool values_readable(const StoreView& s) {
 // being quicker at guessing (docs/journal.md).
 inline void coming([[maybe_unused]] const uint8_t* p) {
 #if defined(KVARN_AMX)
-    prefetch(p);
+    expect(p);
 #endif
 }
 
