@@ -1,6 +1,8 @@
 """What kernels are given is checked once, at the boundary: a ValueError that says what is wrong, never a crash."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -9,10 +11,14 @@ from harness import pool
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu, view_of
+from kvarn.backends.cpu.lower import Weights, lower
+from kvarn.backends.cpu.ops import RecordingOps
 from kvarn.backends.cpu.program import load_program
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
+from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import open_checkpoint
+from kvarn.models.config import ModelConfig
 
 BLOCKS, BLOCK, KV, HEADS, DIM, TOKENS = 6, 32, 2, 4, 8, 40
 
@@ -258,3 +264,17 @@ def test_a_table_that_lost_a_block_or_names_one_that_is_not_there(program) -> No
         spoil(cache.tables[0])
         with pytest.raises(ValueError, match=message):
             run(program, cache)
+
+
+def test_a_norm_that_not_only_matrices_read_is_refused() -> None:
+    """A single row's norm is done by every thread for itself, so nobody else may read it."""
+    ops = RecordingOps(lambda name: True)
+    norm = ops.rms_norm(ops.embed("embed"), "norm")
+    q, k, v = (ops.linear(norm, name) for name in ("q", "k", "v"))
+    ops.add(norm, ops.attention(0, q, k, v, 1.0))
+    packed = isa.native.pack_numbers(pool(1), np.ones((32, 32), np.float32))
+    assert packed is not None
+    weights = Weights(dict.fromkeys(("embed", "q", "k", "v"), packed), {"norm": np.ones(32, np.float32)})
+    config = cast(ModelConfig, SimpleNamespace(hidden=32, norm_eps=1e-5))
+    with pytest.raises(KvarnError, match="other than by a matrix"):
+        lower(ops.nodes, config, weights, isa.native.Program(pool(1)))
