@@ -319,27 +319,28 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
 }
 
 // The cells that this thread will read in the next attention, so far as caches hold them: products of many rows bring
-// them nearer meanwhile. A block's cells of all heads are one piece in every layout.
+// them nearer meanwhile. A panel's cells of all heads are one piece; a slab without panels has none so small.
 void Program::expect_cells(Step& step, size_t index, int thread) {
     Own& own = own_[size_t(thread)];
-    own.pieces.clear();
-    own.coming = {};
+    own.pieces.clear(), own.coming = {};
     if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
     const LayerView& layer = step.cache.layers[index];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const std::vector<Unit>& units = plans_[size_t(layer.group)].decode;
     const StoreView& s = layer.store;
-    const int64_t cell = cell_bytes(s.codec), bytes = s.block_size * s.n_heads * s.dim * cell;
-    const int64_t n = int64_t(units.size()), threads = pool_->size();
+    const int64_t cell = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell;
+    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(units.size()), threads = pool_->size();
     for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
         const Unit& u = units[size_t(i)];
-        if (u.head > 0) continue;  // its blocks are another unit's too
+        if (u.head > 0) continue;  // its panels are another unit's too
         const int32_t* blocks = table.blocks + u.seq * table.max_blocks;
         const int32_t* first = table.first + u.seq * table.max_blocks;
         for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
-            for (int64_t b = 0; b < table.n_blocks[u.seq]; ++b)
-                if (first[b] >= u.begin && first[b] < u.end)
-                    own.pieces.push_back(cells + blocks[b] * strides->block * cell);
+            for (int64_t b = 0; b < table.n_blocks[u.seq]; ++b) {
+                const int64_t end = std::min(u.end - first[b], s.block_size);
+                for (int64_t p = std::max<int64_t>(u.begin - first[b], 0) / s.panel_size; p * s.panel_size < end; ++p)
+                    own.pieces.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell);
+            }
         if (int64_t(own.pieces.size()) * bytes >= kNearBytes) break;
     }
     own.coming.pieces = own.pieces.data(), own.coming.n = int64_t(own.pieces.size()), own.coming.bytes = bytes;

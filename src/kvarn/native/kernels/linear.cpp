@@ -32,14 +32,9 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
                 for (int r = 0; r < kStep; ++r) acc[r] = accumulate<K>(acc[r], v, s, xb + r * kBlock, mb[r]);
             }
             const int64_t at = tile_index * kTile + r0;
-            if constexpr (kWide) {  // sixteen sums fit into registers, and stay there if this is unrolled
-                KVARN_UNROLL(16)
-                for (int r = 0; r < kStep; ++r)
-                    if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
-            } else {
-                for (int r = 0; r < kStep; ++r)
-                    if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
-            }
+            KVARN_UNROLL(16)
+            for (int r = 0; r < kStep; ++r)  // unrolled, so that the sums can stay in registers
+                if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
         }
     }
 }

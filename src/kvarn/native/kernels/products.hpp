@@ -116,6 +116,11 @@ struct Piece {
 };
 
 template <Math C>
+constexpr int64_t a_bytes() {  // of a number of q or p
+    return pairs(C) ? 2 : 4;
+}
+
+template <Math C>
 inline void store_weights(void* p, int64_t at, F x) {  // sixteen of p, as q is stored
     if constexpr (pairs(C)) {
         store_bf16(static_cast<uint16_t*>(p) + at, x);
@@ -173,7 +178,7 @@ inline void softmax_whole(const float* s, int64_t n, uint8_t* p, float* m, float
         for (int r = 0; r < R; ++r) {
             const F x = exp2<rounds(C)>(sub(load(s + r * kChunk + i), base[r]));
             sum[r] = add(sum[r], x);
-            store_weights<C>(p + r * kChunk * (pairs(C) ? 2 : 4), i, x);
+            store_weights<C>(p + r * kChunk * a_bytes<C>(), i, x);
         }
     }
     KVARN_UNROLL(4)
@@ -248,11 +253,6 @@ Scratch carve(uint8_t* memory, int64_t dim) {
     x.k_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
     x.v_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
     return x;
-}
-
-template <Math C>
-constexpr int64_t a_bytes() {  // of a number of q or p
-    return pairs(C) ? 2 : 4;
 }
 
 }  // namespace
