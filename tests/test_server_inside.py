@@ -89,6 +89,31 @@ def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
     assert service.llm.engine.stats.generated_tokens < 300
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_call_that_is_cancelled_as_a_piece_is_sent_ends(model: Path, turns: int) -> None:
+    """However the end of a send and the end of the call fall together; a cancellation lost here waits for ever."""
+    service = service_of(model)
+
+    async def play() -> None:
+        pieces: list[dict] = []
+        loop = asyncio.get_running_loop()
+
+        def cancel_in(turns: int) -> None:
+            loop.call_soon(cancel_in, turns - 1) if turns else calling.cancel()
+
+        async def take(message: dict) -> None:
+            pieces.append(message)
+            if len(pieces) == 3:
+                cancel_in(turns)
+
+        calling = asyncio.ensure_future(call(service, SHORT | {"stream": True, "max_tokens": 400}, take))
+        ended, _ = await asyncio.wait({calling}, timeout=60)
+        assert ended
+        assert calling.cancelled()
+
+    during(service, play)
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvarn.server.app.BODY_SECONDS", 0.05)
     service = service_of(model)

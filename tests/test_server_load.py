@@ -78,7 +78,7 @@ def test_the_drain_is_bounded(model: Path) -> None:
 
 
 def test_sigint_twice_stops_at_once(model: Path) -> None:
-    with serve(model, "--drain-seconds", "600") as server, server.start(LONG | {"n": 4}):
+    with serve(model, "--drain-seconds", "600") as server, server.start(LONG | {"n": 16}):
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         assert server.process.poll() is None, "it waits for the answer"

@@ -141,7 +141,8 @@ class Answer(Response):
             response = JSONResponse(await self._conversing.whole())
         except Exception as error:  # noqa: BLE001 (told to the caller)
             response = fault(error).response()
-        await asyncio.wait_for(response(scope, receive, send), self._reader_seconds)
+        async with asyncio.timeout(self._reader_seconds):
+            await response(scope, receive, send)
 
     async def _events(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -159,7 +160,9 @@ class Answer(Response):
 
     async def _event(self, send: Send, data: str) -> None:
         message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
-        await asyncio.wait_for(send(message), self._reader_seconds)
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes as the send ends, and it costs a task.
+        async with asyncio.timeout(self._reader_seconds):
+            await send(message)
 
 
 async def _until_gone(receive: Receive) -> None:
