@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_gguf
 from harness import bits, pool, using
-from test_packing import OWN_KINDS, TAIL, dequantized, sane_rows
+from test_packing import TYPES, dequantized, sane_rows
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu, make_pool
@@ -77,7 +77,7 @@ def same(program: CpuProgram, rows: int, expected: np.ndarray, most: int = 129) 
     return bool((bits(logits(program, rows, tokens=text)) == bits(expected[: len(text)])).all())
 
 
-@pytest.mark.parametrize("kind", [*OWN_KINDS, *TAIL])
+@pytest.mark.parametrize("kind", TYPES)
 def test_item_42_every_type(kind: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", kind))
     program = load_program(checkpoint, pool())

@@ -18,6 +18,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import open_checkpoint
+from kvarn.loading.quants import grid_of
 from kvarn.models.config import ModelConfig
 
 BLOCKS, BLOCK, KV, HEADS, DIM, TOKENS = 6, 32, 2, 4, 8, 40
@@ -153,8 +154,8 @@ def test_slots_live_as_long_as_the_view() -> None:
 
 
 PACK = {
-    "an unknown type": (("Q9_9", cells(2, 18, dtype=np.uint8), 32), "Q9_9 have no packing"),
-    "an integer type": (("int8 per 32", cells(2, 18, dtype=np.uint8), 32), "no packing"),
+    "an unknown type": (("Q9_9", cells(2, 18, dtype=np.uint8), 32), "no weights of type Q9_9"),
+    "the name of a form": (("table, i8 per 16", cells(2, 18, dtype=np.uint8), 32), "no weights of type"),
     "half a block": (("Q4_0", cells(2, 9, dtype=np.uint8), 16), "no whole blocks"),
     "half a block of 256": (("Q4_K", cells(2, 72, dtype=np.uint8), 128), "no whole blocks"),
     "rows too short": (("Q4_0", cells(2, 17, dtype=np.uint8), 32), "is 18 bytes"),
@@ -164,6 +165,10 @@ PACK = {
     "fewer than no columns": (("F32", cells(2, 4, dtype=np.uint8), -1), "rows of -1"),
     "rows of i8": (("Q4_0", cells(2, 18, dtype=np.int8), 32), "contiguous uint8 is needed"),
     "a vector": (("Q4_0", cells(18, dtype=np.uint8), 32), "2 dimensions"),
+    "no grid": (("IQ2_XXS", cells(2, 66, dtype=np.uint8), 256), r"needs its grid, \[256, 8\]"),
+    "another type's grid": (("IQ2_XXS", cells(2, 66, dtype=np.uint8), 256, grid_of("IQ2_XS")), "needs its grid"),
+    "a grid of other numbers": (("IQ2_XXS", cells(2, 66, dtype=np.uint8), 256, np.ones((256, 8), np.int8)), "its grid"),
+    "a grid of no numbers": (("IQ1_S", cells(2, 50, dtype=np.uint8), 256, np.full((2048, 8), 2, np.int8)), "its grid"),
     "rows with gaps": (("Q4_0", cells(2, 36, dtype=np.uint8)[:, ::2], 32), "strides"),
 }
 
@@ -174,10 +179,7 @@ def test_weights_that_are_not_what_they_should_be(arguments: tuple, message: str
         isa.native.pack(pool(), *arguments)
 
 
-def test_numbers_that_are_not_what_they_should_be() -> None:
-    for numbers in (cells(2, 3, 4), cells(2, 4, dtype=np.float64), cells(2, 8)[:, ::2], cells(0, 4), cells(4, 0)):
-        with pytest.raises(ValueError, match="pack"):
-            isa.native.pack_numbers(pool(), numbers)
+def test_memory_to_unpack_into_that_is_not_what_it_should_be() -> None:
     weight = isa.native.pack(pool(), "F32", cells(2, 16, dtype=np.uint8), 4)
     for out in (cells(2, 5), cells(1, 4), cells(8), cells(2, 4, dtype=np.float64), cells(2, 8)[:, ::2]):
         with pytest.raises(ValueError, match="unpack"):
@@ -272,8 +274,7 @@ def test_a_norm_that_not_only_matrices_read_is_refused() -> None:
     norm = ops.rms_norm(ops.embed("embed"), "norm")
     q, k, v = (ops.linear(norm, name) for name in ("q", "k", "v"))
     ops.add(norm, ops.attention(0, q, k, v, 1.0))
-    packed = isa.native.pack_numbers(pool(1), np.ones((32, 32), np.float32))
-    assert packed is not None
+    packed = isa.native.pack(pool(1), "F32", np.ones((32, 32), np.float32).view(np.uint8), 32)
     weights = Weights(dict.fromkeys(("embed", "q", "k", "v"), packed), {"norm": np.ones(32, np.float32)})
     config = cast(ModelConfig, SimpleNamespace(hidden=32, norm_eps=1e-5))
     with pytest.raises(KvarnError, match="other than by a matrix"):

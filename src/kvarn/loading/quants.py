@@ -1,10 +1,12 @@
 """Stored weights to float32.
 
 `dequantize` takes the bytes of whole rows and gives their numbers, bit for bit those of the `gguf` package, which does
-the work for every block type. Rows are done in chunks: the package holds a second copy of what it is given.
+the work for every block type. Rows are done in chunks: the package holds a second copy of what it is given. `grid_of`
+is for those who read the bytes themselves.
 Non-goals: quantizing; multiplying without widening first (a backend does that on the bytes).
 """
 
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -52,7 +54,7 @@ def dequantize(raw: Bytes, type_name: str, shape: tuple[int, ...]) -> Floats:
 
 
 def _widen_blocks(rows: Bytes, type_name: str, columns: int) -> Floats:
-    import gguf  # 0.2 s, and only quantized models need it
+    import gguf  # 0.2 s, and only some models need it
 
     kind = getattr(gguf.GGMLQuantizationType, type_name, None)
     if kind is None:
@@ -69,3 +71,17 @@ def _widen_blocks(rows: Bytes, type_name: str, columns: int) -> Floats:
                     f"the installed gguf package cannot read {type_name} weights: pip install -U gguf"
                 ) from None
     return out
+
+
+@cache
+def grid_of(type_name: str) -> npt.NDArray[np.int8] | None:
+    """The rows of numbers that the codes of an IQ type point into, [rows, columns]; None for a type without."""
+    if not type_name.startswith(("IQ1", "IQ2", "IQ3")):
+        return None
+    import gguf
+
+    kind = getattr(gguf.quants, type_name, None)
+    if kind is None:
+        raise BadModel(f"the installed gguf package is too old for {type_name} weights: pip install -U gguf")
+    kind.init_grid()
+    return np.ascontiguousarray(kind.grid.reshape(kind.grid_shape).astype(np.int8))

@@ -31,42 +31,29 @@ void over_groups(Pool& pool, int64_t groups, Fn&& fn) {
     });
 }
 
-Packed pack_rows(Pool& pool, const std::string& type, In stored, int64_t cols) {
-    const Array<const uint8_t, 2> rows(stored, "pack: rows");
-    Kind kind;
-    const bool known = kind_of(type, kind);
-    ensure(known || type == "Q2_K", "weights of type " + type + " have no packing of their own: give their numbers");
-    if (!known) kind = Kind::Whole16Min;
-    const int64_t unit = type.size() > 2 && type.ends_with("_K") ? 256 : known && kind < Kind::Whole32 ? 32 : 1;
-    ensure(cols > 0 && cols % unit == 0, type + " rows of " + std::to_string(cols) + " are no whole blocks");
-    const int64_t bytes = row_bytes(type, cols);
+using Grid = std::optional<nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+
+Packed pack_rows(Pool& pool, const std::string& type, In given, int64_t cols, const Grid& grid) {
+    const Array<const uint8_t, 2> rows(given, "pack: rows");
+    const Stored* stored = stored_as(type);
+    ensure(stored != nullptr, "pack: there are no weights of type " + type);
+    ensure(cols > 0 && cols % stored->columns == 0, type + " rows of " + std::to_string(cols) + " are no whole blocks");
+    const int64_t bytes = cols / stored->columns * stored->bytes, points = stored->grid_rows;
     ensure(rows.shape(0) > 0 && rows.shape(1) == bytes, "pack: a row of " + std::to_string(cols) + " columns of " +
                                                             type + " is " + std::to_string(bytes) + " bytes, not " +
-                                                            describe(stored));
+                                                            describe(given));
+    ensure(!points || (grid && int64_t(grid->shape(0)) == points && int64_t(grid->shape(1)) == stored->grid_columns &&
+                       fits(*stored, grid->data())),
+           "pack: " + type + " needs its grid, [" + std::to_string(points) + ", " +
+               std::to_string(stored->grid_columns) + "] of int8");
     nb::gil_scoped_release release;
-    const Packed out = allocate(kind, rows.shape(0), cols);
+    Packed out = allocate(stored->kind, rows.shape(0), cols);
+    if (stored->numbers)
+        for (int i = 0; i < 16; ++i) out.table[i] = uint8_t(stored->numbers[i] + 128);
     over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
-        if (known)
-            pack(rows.data(), bytes, out, begin, end);
-        else
-            pack_q2_k(rows.data(), bytes, out, begin, end);
+        pack(*stored, points ? grid->data() : nullptr, rows.data(), out, begin, end);
     });
     return out;
-}
-
-std::optional<Packed> pack_numbers(Pool& pool, In numbers) {
-    const Array<const float, 2> rows(numbers, "pack: numbers");
-    ensure(rows.shape(0) > 0 && rows.shape(1) > 0, "pack: there are no numbers in " + describe(numbers));
-    nb::gil_scoped_release release;
-    for (const Kind kind : {Kind::Whole32, Kind::Whole16}) {
-        const Packed out = allocate(kind, rows.shape(0), rows.shape(1));
-        std::atomic<bool> exact{true};
-        over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
-            if (exact.load(std::memory_order_relaxed) && !pack_floats(rows.data(), out, begin, end)) exact = false;
-        });
-        if (exact) return out;
-    }
-    return std::nullopt;
 }
 
 void unpack(const Packed& w, Out result) {
@@ -234,8 +221,8 @@ void bind_cpu(nb::module_& m) {
         .def_ro("cols", &Packed::cols)
         .def_prop_ro("nbytes", &Packed::nbytes)
         .def("unpack", &unpack, nb::arg("out"));
-    m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
-    m.def("pack_numbers", &pack_numbers, nb::arg("pool"), nb::arg("rows"));
+    m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
+          nb::arg("grid") = nb::none());
     m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"),
           nb::call_guard<nb::gil_scoped_release>());
     bind_cache(m);

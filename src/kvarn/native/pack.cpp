@@ -1,11 +1,8 @@
-#include "pack.hpp"
-
-#include <bit>
-#include <cstring>
-#include <numeric>
+#include <iterator>
 
 #include "half.hpp"
 #include "pages.hpp"
+#include "target.hpp"
 
 namespace kvarn {
 
@@ -22,50 +19,33 @@ constexpr Shape kShapes[] = {
     {"Q5_0", 320, 32},
     {"Q5_1", 320, 64},
     {"Q8_0", 512, 32},
+    {"Q2_K", 128, 40},
+    {"Q3_K", 192, 36},
     {"Q4_K", 256, 40},
     {"Q5_K", 320, 40},
     {"Q6_K", 384, 36},
-    {"int8 per 32", 512, 64},
-    {"int8 per 16", 512, 128},
-    {"int8 per 16 with minima", 512, 256},
+    {"table, i8 per 16", 256, 40},
+    {"table, i8 per 32", 256, 24},
+    {"table, f32 per 32", 256, 64},
     {"BF16", 1024, 0},
     {"F16", 1024, 0},
     {"F32", 2048, 0},
 };
+static_assert(std::size(kShapes) == size_t(Kind::F32) + 1);
 
 const Shape& shape_of(Kind kind) { return kShapes[int(kind)]; }
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-uint32_t word(const uint8_t* p) {
-    uint32_t x;
-    memcpy(&x, p, 4);
-    return x;
-}
-void put(uint8_t* p, uint32_t x) { memcpy(p, &x, 4); }
-// Where a block's parts lie.
-struct Target {
-    const Packed& w;
-    uint8_t *scales, *codes;  // of the group
-    int64_t stride;           // of a block's codes
-
-    Target(const Packed& packed, int64_t group)
-        : w(packed),
-          scales(packed.data.get() + group * packed.group_bytes),
-          codes(scales + packed.scale_bytes),
-          stride(shape_of(packed.kind).codes) {}
-    uint8_t* block(int64_t b) const { return codes + b * stride; }
-    void put_half(int64_t offset, int64_t row, uint16_t x) const { memcpy(scales + offset + row * 2, &x, 2); }
-    void put_float(int64_t offset, int64_t row, float x) const { memcpy(scales + offset + row * 4, &x, 4); }
-};
-
-// 16 bytes that hold columns i and i + 16 of a block in their two nibbles.
-void put_nibbles(uint8_t* nibbles, int64_t row, const uint8_t* bytes) {
-    for (int g = 0; g < 4; ++g) put(nibbles + g * 64 + row * 4, word(bytes + g * 4));
+// Bit j of each of 32 bytes.
+uint32_t bits_of_bytes(const uint8_t* bytes, int j) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= uint32_t((bytes[i] >> j) & 1u) << i;
+    return bits;
 }
 
-// Bit i of `bits` is the fifth bit of column i.
-void put_fifth(uint8_t* plane, int64_t row, uint32_t bits) {
+// Bit i of `bits` is the upper bit of column i.
+void put_plane(uint8_t* plane, int64_t row, uint32_t bits) {
     for (int g = 0; g < 8; ++g)
         for (int j = 0; j < 4; ++j) plane[row * 4 + j] |= uint8_t(((bits >> (4 * g + j)) & 1u) << g);
 }
@@ -84,7 +64,7 @@ void pack_simple(const Target& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4
         }
         uint8_t* codes = t.block(b);
         if (five) {
-            put_fifth(codes, row, word(p));
+            put_plane(codes, row, word(p));
             p += 4;
             codes += 64;
         }
@@ -122,10 +102,8 @@ void pack_q45_k(const Target& t, int64_t row, const uint8_t* src) {
             t.scales[at + 64 + j * 32 + row] = sc;
             t.scales[at + 64 + j * 32 + 16 + row] = mn;
             uint8_t* codes = t.block(s * 8 + j);
-            if (five) {  // bit j of byte i belongs to column i of sub-block j
-                uint32_t bits = 0;
-                for (int i = 0; i < 32; ++i) bits |= uint32_t((high[i] >> j) & 1u) << i;
-                put_fifth(codes, row, bits);
+            if (five) {
+                put_plane(codes, row, bits_of_bytes(high, j));
                 codes += 64;
             }
             const uint8_t* q = qs + j / 2 * 32;  // a byte holds one column of sub-block j and one of j + 1
@@ -139,6 +117,40 @@ void pack_q45_k(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
+// Two bits of each of a block's columns into the planes of pairs; `from` holds four columns a word, at this shift.
+void put_pairs(uint8_t* planes, int64_t row, const uint8_t* from, int shift) {
+    for (int g = 0; g < 8; ++g) {
+        uint8_t* plane = planes + g / 4 * 64 + row * 4;
+        put(plane, word(plane) | (((word(from + g * 4) >> shift) & 0x03030303u) << (g % 4 * 2)));
+    }
+}
+
+void pack_q2_k(const Target& t, int64_t row, const uint8_t* src) {
+    for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 84) {
+        const int64_t at = s * 320;
+        t.put_half(at, row, half(src + 80));
+        t.put_half(at + 32, row, half(src + 82));
+        for (int i = 0; i < 16; ++i) t.scales[at + 64 + i * 16 + row] = src[i];
+        for (int j = 0; j < 8; ++j) put_pairs(t.block(s * 8 + j), row, src + 16 + j / 4 * 32, j % 4 * 2);
+    }
+}
+
+void pack_q3_k(const Target& t, int64_t row, const uint8_t* src) {
+    for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 110) {
+        const int64_t at = s * 288;
+        const uint8_t *high = src, *sc = src + 96;
+        t.put_half(at, row, half(src + 108));
+        for (int i = 0; i < 16; ++i) {  // 6 bits: four in a nibble of 8 bytes, two in 4 bytes behind them
+            const int low = (sc[i % 8] >> (i / 8 * 4)) & 15, top = (sc[8 + i % 4] >> (i / 4 * 2)) & 3;
+            t.scales[at + 32 + i * 16 + row] = uint8_t((low | (top << 4)) - 32);
+        }
+        for (int j = 0; j < 8; ++j) {
+            put_pairs(t.block(s * 8 + j), row, src + 32 + j / 4 * 32, j % 4 * 2);
+            put_plane(t.block(s * 8 + j) + 128, row, bits_of_bytes(high, j));
+        }
+    }
+}
+
 void pack_q6_k(const Target& t, int64_t row, const uint8_t* src) {
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 210) {
         const int64_t at = s * 288;
@@ -148,11 +160,9 @@ void pack_q6_k(const Target& t, int64_t row, const uint8_t* src) {
             const int part = j / 4, in = j % 4;
             const uint8_t *low = src + part * 64 + in % 2 * 32, *top = src + 128 + part * 32;
             uint8_t* codes = t.block(s * 8 + j);
+            put_pairs(codes, row, top, in * 2);
             for (int g = 0; g < 8; ++g) {
                 const uint32_t nibbles = (word(low + g * 4) >> (in / 2 * 4)) & 0x0f0f0f0fu;
-                const uint32_t pairs = (word(top + g * 4) >> (in * 2)) & 0x03030303u;
-                uint8_t* plane = codes + g / 4 * 64 + row * 4;
-                put(plane, word(plane) | (pairs << (g % 4 * 2)));
                 uint8_t* dst = codes + 128 + g % 4 * 64 + row * 4;
                 put(dst, g < 4 ? nibbles : word(dst) | (nibbles << 4));
             }
@@ -170,70 +180,22 @@ void pack_bf16(const Target& t, int64_t row, const uint8_t* src) {
     for (int64_t c = 0; c < t.w.cols; ++c) memcpy(t.codes + (c / 2 * kGroup + row) * 4 + c % 2 * 2, src + c * 2, 2);
 }
 
-// `n` numbers as codes times one scale, exactly; false when there is no such scale.
-bool factor(const float* x, int n, int8_t* codes, float& scale) {
-    int64_t mantissa[kBlock];
-    int least = INT32_MAX;
-    for (int i = 0; i < n; ++i) {
-        const uint32_t bits = std::bit_cast<uint32_t>(x[i]);
-        const int e = int((bits >> 23) & 255u);
-        if (e == 255) return false;
-        mantissa[i] = int64_t((bits & 0x7fffffu) | (e ? 0x800000u : 0u)) * (bits >> 31 ? -1 : 1);
-        if (mantissa[i] && (e ? e : 1) < least) least = e ? e : 1;
-    }
-    scale = 0.0f;
-    memset(codes, 0, size_t(n));
-    if (least == INT32_MAX) return true;
-    int64_t divisor = 0;
-    for (int i = 0; i < n; ++i) {
-        if (!mantissa[i]) continue;
-        const int e = int((std::bit_cast<uint32_t>(x[i]) >> 23) & 255u), shift = (e ? e : 1) - least;
-        if (shift > 30) return false;
-        mantissa[i] *= int64_t(1) << shift;
-        divisor = std::gcd(divisor, mantissa[i]);
-    }
-    for (int i = 0; i < n; ++i) {
-        const int64_t code = mantissa[i] / divisor;
-        if (code < -127 || code > 127) return false;
-        codes[i] = int8_t(code);
-    }
-    // divisor * 2^(least - 150); it has at most 24 bits, being a divisor of a 24-bit mantissa times a power of two
-    scale = float(divisor);
-    for (int e = least - 150; e < 0; e += 64) scale *= std::bit_cast<float>(uint32_t(127 - (e < -64 ? 64 : -e)) << 23);
-    for (int e = least - 150; e > 0; e -= 64) scale *= std::bit_cast<float>(uint32_t(127 + (e > 64 ? 64 : e)) << 23);
-    for (int i = 0; i < n; ++i)
-        if (float(codes[i]) * scale != x[i]) return false;
-    return true;
-}
-
-void put_code(const Target& t, int64_t row, int64_t column, int8_t code) {
-    const int64_t in = column % kBlock;
-    t.block(column / kBlock)[in / 4 * 64 + row * 4 + in % 4] = uint8_t(code) ^ 0x80u;
-}
+constexpr Stored kStored[] = {
+    {"Q4_0", 32, 18, Kind::Q4_0, pack_simple},      {"Q4_1", 32, 20, Kind::Q4_1, pack_simple},
+    {"Q5_0", 32, 22, Kind::Q5_0, pack_simple},      {"Q5_1", 32, 24, Kind::Q5_1, pack_simple},
+    {"Q8_0", 32, 34, Kind::Q8_0, pack_q8_0},        {"Q2_K", 256, 84, Kind::Q2_K, pack_q2_k},
+    {"Q3_K", 256, 110, Kind::Q3_K, pack_q3_k},      {"Q4_K", 256, 144, Kind::Q4_K, pack_q45_k},
+    {"Q5_K", 256, 176, Kind::Q5_K, pack_q45_k},     {"Q6_K", 256, 210, Kind::Q6_K, pack_q6_k},
+    {"BF16", 1, 2, Kind::BF16, pack_bf16},          {"F16", 1, 2, Kind::F16, pack_plain<uint16_t>},
+    {"F32", 1, 4, Kind::F32, pack_plain<uint32_t>},
+};
 
 }  // namespace
 
-bool kind_of(const std::string& type, Kind& kind) {
-    for (const Kind k : {Kind::Q4_0, Kind::Q4_1, Kind::Q5_0, Kind::Q5_1, Kind::Q8_0, Kind::Q4_K, Kind::Q5_K, Kind::Q6_K,
-                         Kind::BF16, Kind::F16, Kind::F32})
-        if (type == name_of(k)) {
-            kind = k;
-            return true;
-        }
-    return false;
-}
-
-int64_t row_bytes(const std::string& type, int64_t cols) {
-    struct Stored {
-        const char* type;
-        int64_t columns, bytes;
-    };
-    constexpr Stored kStored[] = {{"Q4_0", 32, 18},   {"Q4_1", 32, 20},  {"Q5_0", 32, 22},   {"Q5_1", 32, 24},
-                                  {"Q8_0", 32, 34},   {"Q2_K", 256, 84}, {"Q4_K", 256, 144}, {"Q5_K", 256, 176},
-                                  {"Q6_K", 256, 210}, {"BF16", 1, 2},    {"F16", 1, 2},      {"F32", 1, 4}};
+const Stored* stored_as(const std::string& type) {
     for (const Stored& s : kStored)
-        if (type == s.type) return cols / s.columns * s.bytes;
-    return 0;
+        if (type == s.type) return &s;
+    return table_type(type);
 }
 
 const char* name_of(Kind kind) { return shape_of(kind).name; }
@@ -252,84 +214,13 @@ Packed allocate(Kind kind, int64_t rows, int64_t cols) {
     return w;
 }
 
-void pack(const uint8_t* rows, int64_t row_bytes, const Packed& out, int64_t begin, int64_t end) {
+void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin,
+          int64_t end) {
+    const int64_t row_bytes = out.cols / stored.columns * stored.bytes;
     for (int64_t group = begin; group < end; ++group) {
-        const Target t(out, group);
-        for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row) {
-            const uint8_t* src = rows + (group * kGroup + row) * row_bytes;
-            switch (out.kind) {
-                case Kind::Q4_0:
-                case Kind::Q4_1:
-                case Kind::Q5_0:
-                case Kind::Q5_1:
-                    pack_simple(t, row, src);
-                    break;
-                case Kind::Q8_0:
-                    pack_q8_0(t, row, src);
-                    break;
-                case Kind::Q4_K:
-                case Kind::Q5_K:
-                    pack_q45_k(t, row, src);
-                    break;
-                case Kind::Q6_K:
-                    pack_q6_k(t, row, src);
-                    break;
-                case Kind::BF16:
-                    pack_bf16(t, row, src);
-                    break;
-                case Kind::F16:
-                    pack_plain<uint16_t>(t, row, src);
-                    break;
-                case Kind::F32:
-                    pack_plain<uint32_t>(t, row, src);
-                    break;
-                default:
-                    break;
-            }
-        }
-    }
-}
-
-bool pack_floats(const float* rows, const Packed& out, int64_t begin, int64_t end) {
-    const int n = out.kind == Kind::Whole32 ? 32 : 16;
-    const int64_t stride = out.kind == Kind::Whole32 ? 64 : 128;
-    int8_t codes[kBlock];
-    for (int64_t group = begin; group < end; ++group) {
-        const Target t(out, group);
-        memset(t.codes, 0x80, size_t(out.group_bytes - out.scale_bytes));
-        for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row) {
-            const float* src = rows + (group * kGroup + row) * out.cols;
-            for (int64_t c = 0; c < out.cols; c += n) {
-                const int here = int(out.cols - c < n ? out.cols - c : n);
-                float scale;
-                if (!factor(src + c, here, codes, scale)) return false;
-                t.put_float(c / kBlock * stride + c % kBlock / 16 * (n == 16 ? 64 : 0), row, scale);
-                for (int i = 0; i < here; ++i) put_code(t, row, c + i, codes[i]);
-            }
-        }
-    }
-    return true;
-}
-
-void pack_q2_k(const uint8_t* rows, int64_t row_bytes, const Packed& out, int64_t begin, int64_t end) {
-    for (int64_t group = begin; group < end; ++group) {
-        const Target t(out, group);
-        memset(t.codes, 0x80, size_t(out.group_bytes - out.scale_bytes));
-        for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row) {
-            const uint8_t* src = rows + (group * kGroup + row) * row_bytes;
-            for (int64_t s = 0; s < out.blocks / 8; ++s, src += 84) {
-                const float d = widen(half(src + 80)), dmin = widen(half(src + 82));
-                for (int i = 0; i < 256; ++i) {
-                    const int part = i / 128, shift = i % 128 / 32 * 2;
-                    put_code(t, row, s * 256 + i, int8_t((src[16 + part * 32 + i % 32] >> shift) & 3));
-                }
-                for (int i = 0; i < 16; ++i) {
-                    const int64_t at = (s * 8 + i / 2) * 256 + i % 2 * 64;
-                    t.put_float(at, row, d * float(src[i] & 15));
-                    t.put_float(at + 128, row, dmin * float(src[i] >> 4));
-                }
-            }
-        }
+        const Target t(out, group, grid);
+        for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row)
+            stored.pack_row(t, row, rows + (group * kGroup + row) * row_bytes);
     }
 }
 

@@ -15,7 +15,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.loading.quants import dequantize
+from kvarn.loading.quants import grid_of
 from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress, quiet
@@ -103,16 +103,8 @@ def load_program(checkpoint: Checkpoint, pool: isa.Pool, progress: Progress = qu
     return CpuProgram(config, Weights(matrices, vectors), ops.nodes, pool)
 
 
-OWN_KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K")
-
-
 def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool, most_rows: int | None = None) -> isa.Weight:
-    """The packed form of a matrix, or of its first rows: of its own type, or, for the types without one, codes and
-    scales that give the same numbers, or as the last resort the numbers."""
+    """The packed form of a matrix, or of its first rows."""
     stored = checkpoint.encoded(name)
     rows = np.ascontiguousarray(stored.rows[:most_rows])
-    if stored.type in OWN_KINDS:
-        return isa.native.pack(pool, stored.type, rows, stored.shape[-1])
-    numbers = dequantize(rows.ravel(), stored.type, (len(rows), stored.shape[-1]))
-    packed = isa.native.pack_numbers(pool, numbers)
-    return packed or isa.native.pack(pool, "F32", numbers.view(np.uint8), stored.shape[-1])
+    return isa.native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))

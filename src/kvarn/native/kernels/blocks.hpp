@@ -9,51 +9,81 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-constexpr bool has_min(Kind k) { return k == Kind::Q4_1 || k == Kind::Q5_1 || k == Kind::Q4_K || k == Kind::Q5_K; }
-constexpr bool eight_bits(Kind k) { return k == Kind::Q8_0 || (k >= Kind::Whole32 && k <= Kind::Whole16Min); }
+constexpr bool from_table(Kind k) { return k == Kind::Table16 || k == Kind::Table32 || k == Kind::Table; }
+constexpr bool centred(Kind k) { return k == Kind::Q8_0 || from_table(k); }  // bytes are number + 128
 constexpr int bits_of_kind(Kind k) {
-    return eight_bits(k) ? 8 : k == Kind::Q6_K ? 6 : k == Kind::Q5_0 || k == Kind::Q5_1 || k == Kind::Q5_K ? 5 : 4;
+    switch (k) {
+        case Kind::Q2_K:
+            return 2;
+        case Kind::Q3_K:
+            return 3;
+        case Kind::Q5_0:
+        case Kind::Q5_1:
+        case Kind::Q5_K:
+            return 5;
+        case Kind::Q6_K:
+            return 6;
+        case Kind::Q8_0:
+            return 8;
+        default:
+            return 4;
+    }
 }
 constexpr int offset_of(Kind k) {
-    return eight_bits(k) ? (kSigned ? 0 : 128) : k == Kind::Q4_0 ? 8 : k == Kind::Q5_0 ? 16 : k == Kind::Q6_K ? 32 : 0;
+    if (centred(k)) return kSigned ? 0 : 128;
+    return k == Kind::Q3_K ? 4 : k == Kind::Q4_0 ? 8 : k == Kind::Q5_0 ? 16 : k == Kind::Q6_K ? 32 : 0;
 }
-constexpr int block_bytes(Kind k) {
-    return bits_of_kind(k) == 4 ? 256 : bits_of_kind(k) == 5 ? 320 : bits_of_kind(k) == 6 ? 384 : 512;
-}
+constexpr int block_bytes(Kind k) { return bits_of_kind(k) * 64; }
 
-template <int kBits>
-inline void unpack(const uint8_t* p, Bytes* w) {  // p: the block's codes, moved to the slice of rows
-    if constexpr (kBits == 8) {
-        for (int g = 0; g < 8; ++g) w[g] = load_bytes(p + g * 64);
-        return;
-    }
-    const uint8_t* nibbles = p + (kBits == 5 ? 64 : kBits == 6 ? 128 : 0);
+// Bits kTo.. of all codes: pairs from two planes, or single bits from one.
+template <int kTo>
+inline void add_pairs(const uint8_t* planes, Bytes* w) {
+    const Bytes first = load_bytes(planes), second = load_bytes(planes + 64);
+    w[0] = with_bits<2, 0, kTo>(w[0], first), w[1] = with_bits<2, 2, kTo>(w[1], first);
+    w[2] = with_bits<2, 4, kTo>(w[2], first), w[3] = with_bits<2, 6, kTo>(w[3], first);
+    w[4] = with_bits<2, 0, kTo>(w[4], second), w[5] = with_bits<2, 2, kTo>(w[5], second);
+    w[6] = with_bits<2, 4, kTo>(w[6], second), w[7] = with_bits<2, 6, kTo>(w[7], second);
+}
+template <int kTo>
+inline void add_singles(const uint8_t* p, Bytes* w) {
+    const Bytes plane = load_bytes(p);
+    w[0] = with_bits<1, 0, kTo>(w[0], plane), w[1] = with_bits<1, 1, kTo>(w[1], plane);
+    w[2] = with_bits<1, 2, kTo>(w[2], plane), w[3] = with_bits<1, 3, kTo>(w[3], plane);
+    w[4] = with_bits<1, 4, kTo>(w[4], plane), w[5] = with_bits<1, 5, kTo>(w[5], plane);
+    w[6] = with_bits<1, 6, kTo>(w[6], plane), w[7] = with_bits<1, 7, kTo>(w[7], plane);
+}
+inline void take_nibbles(const uint8_t* p, Bytes* w) {
     for (int g = 0; g < 4; ++g) {
-        const Bytes both = load_bytes(nibbles + g * 64);
+        const Bytes both = load_bytes(p + g * 64);
         w[g] = low_nibbles(both);
         w[g + 4] = high_nibbles(both);
     }
-    if constexpr (kBits == 5) {
-        const Bytes plane = load_bytes(p);
-        w[0] = with_top<1, 0>(w[0], plane), w[1] = with_top<1, 1>(w[1], plane);
-        w[2] = with_top<1, 2>(w[2], plane), w[3] = with_top<1, 3>(w[3], plane);
-        w[4] = with_top<1, 4>(w[4], plane), w[5] = with_top<1, 5>(w[5], plane);
-        w[6] = with_top<1, 6>(w[6], plane), w[7] = with_top<1, 7>(w[7], plane);
-    } else if constexpr (kBits == 6) {
-        const Bytes first = load_bytes(p), second = load_bytes(p + 64);
-        w[0] = with_top<2, 0>(w[0], first), w[1] = with_top<2, 2>(w[1], first);
-        w[2] = with_top<2, 4>(w[2], first), w[3] = with_top<2, 6>(w[3], first);
-        w[4] = with_top<2, 0>(w[4], second), w[5] = with_top<2, 2>(w[5], second);
-        w[6] = with_top<2, 4>(w[6], second), w[7] = with_top<2, 6>(w[7], second);
+}
+
+template <Kind K>
+inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, moved to the slice of rows
+    constexpr int kBits = bits_of_kind(K);
+    if constexpr (kBits == 8) {
+        for (int g = 0; g < 8; ++g) w[g] = load_bytes(p + g * 64);
+    } else if constexpr (kBits < 4) {
+        for (int g = 0; g < 8; ++g) w[g] = no_bits();
+        add_pairs<0>(p, w);
+        if constexpr (kBits == 3) add_singles<2>(p + 128, w);
+    } else {
+        take_nibbles(p + (kBits - 4) * 64, w);
+        if constexpr (kBits == 5) add_singles<4>(p, w);
+        if constexpr (kBits == 6) add_pairs<4>(p, w);
+        if constexpr (from_table(K))
+            for (int g = 0; g < 8; ++g) w[g] = looked_up(table, w[g]);
     }
 }
 
 // Scales of block b for the slice of rows that begins at `row`.
 template <Kind K>
 struct Scales {
-    Floats d, m;    // m: what is added (Q4_1) or subtracted (K types) per unit of dx * sumx
-    Floats d2, m2;  // of the second 16 columns, where those have their own
-    Ints sc, sc2;
+    Floats d, m;   // m: what is added (Q4_1) or subtracted (K types) per unit of dx * sumx
+    Ints sc, sc2;  // factors of d, where each 16 columns have their own
+    Ints mn, mn2;  // and of m
 
     inline Scales(const uint8_t* s, int64_t b, int row) {
         if constexpr (K == Kind::Q4_0 || K == Kind::Q5_0 || K == Kind::Q8_0) {
@@ -65,17 +95,27 @@ struct Scales {
             const uint8_t *super = s + b / 8 * 320, *sub = super + 64 + b % 8 * 32;
             d = product(halves(super + row * 2), floats(unsigned_bytes(sub + row)));
             m = product(halves(super + 32 + row * 2), floats(unsigned_bytes(sub + 16 + row)));
-        } else if constexpr (K == Kind::Q6_K) {
-            const uint8_t *super = s + b / 8 * 288, *sub = super + 32 + b % 8 * 32;
+        } else if constexpr (K == Kind::Q2_K) {
+            const uint8_t *super = s + b / 8 * 320, *sub = super + 64 + b % 8 * 32;
             d = halves(super + row * 2);
+            m = halves(super + 32 + row * 2);
+            const Ints first = unsigned_bytes(sub + row), second = unsigned_bytes(sub + 16 + row);
+            sc = low_four(first), sc2 = low_four(second);
+            mn = past_four(first), mn2 = past_four(second);
+        } else if constexpr (K == Kind::Table32) {
+            const uint8_t* super = s + b / 8 * 192;
+            d = product(singles(super + row * 4), floats(signed_bytes(super + 64 + b % 8 * 16 + row)));
+        } else if constexpr (K == Kind::Table) {
+            d = singles(s + b * 64 + row * 4);
+        } else {  // Q3_K, Q6_K, Table16
+            constexpr int kHead = K == Kind::Table16 ? 64 : 32;
+            const uint8_t *super = s + b / 8 * (kHead + 256), *sub = super + kHead + b % 8 * 32;
+            if constexpr (K == Kind::Table16)
+                d = singles(super + row * 4);
+            else
+                d = halves(super + row * 2);
             sc = signed_bytes(sub + row);
             sc2 = signed_bytes(sub + 16 + row);
-        } else if constexpr (K == Kind::Whole32) {
-            d = singles(s + b * 64 + row * 4);
-        } else {
-            const uint8_t* at = s + b * (K == Kind::Whole16 ? 128 : 256) + row * 4;
-            d = singles(at), d2 = singles(at + 64);
-            if constexpr (K == Kind::Whole16Min) m = singles(at + 128), m2 = singles(at + 192);
         }
     }
 };
@@ -87,7 +127,7 @@ inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int
     Ints sum = ints(0);
     KVARN_UNROLL(4)
     for (int g = 4 * half; g < 4 * half + 4; ++g) {
-        if constexpr (eight_bits(K))
+        if constexpr (centred(K))
             sum = dot8(sum, w[g], x + 4 * g);
         else
             sum = dot(sum, w[g], x + 4 * g);
@@ -96,20 +136,17 @@ inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int
     return sum;
 }
 
-constexpr bool two_sums(Kind k) { return k == Kind::Q6_K || k == Kind::Whole16 || k == Kind::Whole16Min; }
+constexpr bool two_sums(Kind k) { return k == Kind::Q2_K || k == Kind::Q3_K || k == Kind::Q6_K || k == Kind::Table16; }
 
 // acc and one block's part of it: `a` and `b` are the block's integer sums, in one or, by halves, in two.
 template <Kind K>
 inline Floats scaled(Floats acc, const Scales<K>& s, const BlockMeta& meta, Ints a, Ints b) {
     const Floats dx = same(meta.d);
-    if constexpr (K == Kind::Q6_K) {  // both halves as one integer below 2^24
-        return fmadd(product(s.d, dx), floats(plus(times(s.sc, a), times(s.sc2, b))), acc);
-    } else if constexpr (two_sums(K)) {
-        acc = fmadd(product(s.d, dx), floats(a), acc);
-        acc = fmadd(product(s.d2, dx), floats(b), acc);
-        if constexpr (K == Kind::Whole16Min) {
-            acc = fnmadd(s.m, same(meta.d * float(meta.sum[0])), acc);
-            acc = fnmadd(s.m2, same(meta.d * float(meta.sum[1])), acc);
+    if constexpr (two_sums(K)) {  // both halves as one integer below 2^24
+        acc = fmadd(product(s.d, dx), floats(plus(times(s.sc, a), times(s.sc2, b))), acc);
+        if constexpr (K == Kind::Q2_K) {
+            const Ints sums = plus(times(s.mn, ints(meta.sum[0])), times(s.mn2, ints(meta.sum[1])));
+            acc = fnmadd(product(s.m, dx), floats(sums), acc);
         }
         return acc;
     } else {

@@ -20,13 +20,22 @@ constexpr bool kWide = true;     // 32 registers: sixteen accumulators beside th
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
-template <int kBits, int kFrom>
-inline Bytes with_top(Bytes nibbles, Bytes plane) {  // bits kFrom.. of the plane as bits 4.. of the code
-    const Bytes moved = kFrom <= 4 ? _mm512_slli_epi16(plane, kFrom <= 4 ? 4 - kFrom : 0)
-                                   : _mm512_srli_epi16(plane, kFrom > 4 ? kFrom - 4 : 0);
-    const Bytes mask = _mm512_set1_epi8(kBits == 1 ? 0x10 : 0x30);
-    return _mm512_ternarylogic_epi64(nibbles, moved, mask, 0xf8);  // a | (b & c)
+template <int kBy>
+inline Bytes moved(Bytes x) {  // to the left; what crosses from byte to byte is masked by the caller
+    if constexpr (kBy < 0) return _mm512_srli_epi16(x, -kBy);
+    if constexpr (kBy > 0) return _mm512_slli_epi16(x, kBy);
+    return x;
 }
+template <int kBits, int kFrom, int kTo>
+inline Bytes with_bits(Bytes code, Bytes plane) {  // bits kFrom.. of the plane as bits kTo.. of the code
+    const Bytes mask = _mm512_set1_epi8(((1 << kBits) - 1) << kTo);
+    return _mm512_ternarylogic_epi64(code, moved<kTo - kFrom>(plane), mask, 0xf8);  // a | (b & c)
+}
+inline Bytes no_bits() { return _mm512_setzero_si512(); }
+inline Bytes sixteen(const uint8_t* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Bytes looked_up(Bytes table, Bytes places) { return _mm512_shuffle_epi8(table, places); }
 inline Ints dot(Ints acc, Bytes w, const int8_t* x) {
     int32_t four;
     memcpy(&four, x, 4);
@@ -57,6 +66,8 @@ inline Ints unsigned_bytes(const uint8_t* p) {
 inline Ints signed_bytes(const uint8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+inline Ints low_four(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32(15)); }
+inline Ints past_four(Ints x) { return _mm512_srli_epi32(x, 4); }
 inline void put(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 
 #elif defined(__AVX2__)
@@ -71,12 +82,22 @@ constexpr bool kWide = false;
 inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes low_nibbles(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
-template <int kBits, int kFrom>
-inline Bytes with_top(Bytes nibbles, Bytes plane) {
-    const Bytes moved = kFrom <= 4 ? _mm256_slli_epi16(plane, kFrom <= 4 ? 4 - kFrom : 0)
-                                   : _mm256_srli_epi16(plane, kFrom > 4 ? kFrom - 4 : 0);
-    return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(kBits == 1 ? 0x10 : 0x30)));
+template <int kBy>
+inline Bytes moved(Bytes x) {
+    if constexpr (kBy < 0) return _mm256_srli_epi16(x, -kBy);
+    if constexpr (kBy > 0) return _mm256_slli_epi16(x, kBy);
+    return x;
 }
+template <int kBits, int kFrom, int kTo>
+inline Bytes with_bits(Bytes code, Bytes plane) {
+    const Bytes mask = _mm256_set1_epi8(((1 << kBits) - 1) << kTo);
+    return _mm256_or_si256(code, _mm256_and_si256(moved<kTo - kFrom>(plane), mask));
+}
+inline Bytes no_bits() { return _mm256_setzero_si256(); }
+inline Bytes sixteen(const uint8_t* p) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Bytes looked_up(Bytes table, Bytes places) { return _mm256_shuffle_epi8(table, places); }
 inline Bytes four_bytes(const int8_t* x) {
     int32_t four;
     memcpy(&four, x, 4);
@@ -113,6 +134,8 @@ inline Ints unsigned_bytes(const uint8_t* p) {
 inline Ints signed_bytes(const uint8_t* p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+inline Ints low_four(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32(15)); }
+inline Ints past_four(Ints x) { return _mm256_srli_epi32(x, 4); }
 inline void put(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 
 #else
@@ -139,11 +162,21 @@ inline Bytes high_nibbles(Bytes x) {
     for (uint8_t& b : x.v) b = uint8_t(b >> 4);
     return x;
 }
-template <int kBits, int kFrom>
-inline Bytes with_top(Bytes nibbles, Bytes plane) {
+template <int kBits, int kFrom, int kTo>
+inline Bytes with_bits(Bytes code, Bytes plane) {
     for (int i = 0; i < 4 * L; ++i)
-        nibbles.v[i] = uint8_t(nibbles.v[i] | (((plane.v[i] >> kFrom) & (kBits == 1 ? 1u : 3u)) << 4));
-    return nibbles;
+        code.v[i] = uint8_t(code.v[i] | (((plane.v[i] >> kFrom) & ((1u << kBits) - 1u)) << kTo));
+    return code;
+}
+inline Bytes no_bits() { return {}; }
+inline Bytes sixteen(const uint8_t* p) {  // only the first sixteen are looked at
+    Bytes b{};
+    memcpy(b.v, p, 16);
+    return b;
+}
+inline Bytes looked_up(const Bytes& table, Bytes places) {
+    for (uint8_t& b : places.v) b = table.v[b];
+    return places;
 }
 inline Ints dot(Ints acc, const Bytes& w, const int8_t* x) {
     for (int i = 0; i < L; ++i)
@@ -205,6 +238,14 @@ inline Ints signed_bytes(const uint8_t* p) {
     Ints r;
     for (int i = 0; i < L; ++i) r.v[i] = int8_t(p[i]);
     return r;
+}
+inline Ints low_four(Ints x) {
+    for (int32_t& v : x.v) v &= 15;
+    return x;
+}
+inline Ints past_four(Ints x) {
+    for (int32_t& v : x.v) v >>= 4;
+    return x;
 }
 inline void put(float* p, Floats x) { store(p, x); }
 

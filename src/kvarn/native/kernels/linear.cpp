@@ -12,6 +12,7 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
     constexpr int kStep = kWide ? R : (R < 4 ? R : 4);  // 8 code vectors and the accumulators stay in registers
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
     const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
+    const Bytes table = sixteen(w.table);
     for (int r0 = 0; r0 < R; r0 += kStep) {
         const int8_t* xs = x.codes + tile_index * x.blocks * stride + r0 * kBlock;
         const BlockMeta* meta = x.meta + tile_index * x.blocks * x.height + r0;
@@ -24,7 +25,7 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
                     for (int64_t line = 0; line < share; line += 64) expect(scales + b * share + kAhead + line);
                 if constexpr (kWide && R == 16) bring<8>(coming);
                 Bytes v[8];
-                unpack<bits_of_kind(K)>(p + row * 4, v);
+                unpack<K>(p + row * 4, table, v);
                 const Scales<K> s(scales, b, row);
                 const int8_t* xb = xs + b * stride;
                 const BlockMeta* mb = meta + b * x.height;
@@ -141,18 +142,22 @@ void multiply(const Packed& w, const Activations& x, const Output& y, const Rang
             return multiply_integers<Kind::Q5_1>(w, x, y, r, coming);
         case Kind::Q8_0:
             return multiply_integers<Kind::Q8_0>(w, x, y, r, coming);
+        case Kind::Q2_K:
+            return multiply_integers<Kind::Q2_K>(w, x, y, r, coming);
+        case Kind::Q3_K:
+            return multiply_integers<Kind::Q3_K>(w, x, y, r, coming);
         case Kind::Q4_K:
             return multiply_integers<Kind::Q4_K>(w, x, y, r, coming);
         case Kind::Q5_K:
             return multiply_integers<Kind::Q5_K>(w, x, y, r, coming);
         case Kind::Q6_K:
             return multiply_integers<Kind::Q6_K>(w, x, y, r, coming);
-        case Kind::Whole32:
-            return multiply_integers<Kind::Whole32>(w, x, y, r, coming);
-        case Kind::Whole16:
-            return multiply_integers<Kind::Whole16>(w, x, y, r, coming);
-        case Kind::Whole16Min:
-            return multiply_integers<Kind::Whole16Min>(w, x, y, r, coming);
+        case Kind::Table16:
+            return multiply_integers<Kind::Table16>(w, x, y, r, coming);
+        case Kind::Table32:
+            return multiply_integers<Kind::Table32>(w, x, y, r, coming);
+        case Kind::Table:
+            return multiply_integers<Kind::Table>(w, x, y, r, coming);
         case Kind::BF16:
             return multiply_floats<Kind::BF16, O>(w, x, y, r);
         case Kind::F16:

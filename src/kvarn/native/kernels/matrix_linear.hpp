@@ -20,13 +20,13 @@ constexpr TileShapes kBlocks{32}, kHalfBlocks{16}, kPairs{64};
 // One group's codes as signed bytes, [block][8 quads of columns][16 rows][4].
 template <Kind K>
 void widen_group(const Packed& w, int64_t group, int8_t* out) {
-    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K)));
+    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K))), table = sixteen(w.table);
     const uint8_t* codes = w.codes(group);
     const int64_t share = w.group_bytes / w.blocks;
     for (int64_t b = 0; b < w.blocks; ++b, out += 512) {
         for (int64_t line = 0; line < share; line += 64) expect(w.scales(group) + b * share + kAhead + line);
         Bytes v[8];
-        unpack<bits_of_kind(K)>(codes + b * block_bytes(K), v);
+        unpack<K>(codes + b * block_bytes(K), table, v);
         for (int g = 0; g < 8; ++g) _mm512_storeu_si512(out + g * 64, _mm512_sub_epi8(v[g], offset));
     }
 }
