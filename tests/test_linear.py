@@ -1,6 +1,8 @@
 """Matrices of every stored type on the native backend, through tiny models: near dequantize + multiply, as far as 8-bit
 activations are; the same bits for every number of rows, threads and instruction set. Two engines at once."""
 
+import os
+import sys
 import threading
 from pathlib import Path
 
@@ -146,3 +148,24 @@ def test_pools_of_any_size(threads: int, tmp_path: Path) -> None:
         for rows in (1, 20):
             found = logits(load_program(checkpoint, mine), rows, Cpu(mine), TEXT[:20])
             assert (bits(found) == bits(expected)).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads stay where the system puts them")
+def test_threads_may_run_where_they_might_before(tmp_path: Path) -> None:
+    """A thread that leaves another's processor to it is bound to nothing afterwards."""
+    checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q8_0"))
+    expected = logits(load_program(checkpoint, pool(1)), 512, tokens=TEXT[:40])
+    before = set(os.listdir("/proc/self/task"))
+    mine = make_pool(2)
+    tasks = [threading.get_native_id(), *(int(task) for task in set(os.listdir("/proc/self/task")) - before)]
+    program, allowed = load_program(checkpoint, mine), os.sched_getaffinity(0)
+    try:
+        for processor in sorted(allowed) * 10:
+            for may in ({processor}, allowed):  # all on one; then free to go, but nobody has gone yet
+                for task in tasks:
+                    os.sched_setaffinity(task, may)
+                found = logits(program, 1, Cpu(mine), TEXT[:40])
+                assert (bits(found) == bits(expected)).all()
+                assert [os.sched_getaffinity(task) for task in tasks] == [may] * len(tasks)
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -165,7 +165,7 @@ void Program::walk(Step& step, int thread) {
     for (size_t i = 0; i < ops_.size(); ++i) {
         const int64_t begin = tracing_ && thread == 0 ? now() : 0;
         run_op(step, ops_[i], i, thread);
-        if (!step.apart(ops_[i])) pool_->barrier();
+        if (!step.apart(ops_[i])) pool_->barrier(thread);
         if (tracing_ && thread == 0) timings_.push_back({int32_t(i), begin, now()});
     }
 }
@@ -288,7 +288,7 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     Counted& counted = step.counted[size_t(thread)];
     if (!plan.rows.empty()) {
         write_rows(step, op, plan, shares_[index][0], thread);
-        pool_->barrier();
+        pool_->barrier(thread);
     }
 
     const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
@@ -313,7 +313,7 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     expect_cells(step, size_t(op.layer) + 1, thread);
     if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
     if (plan.merges.empty()) return;
-    pool_->barrier();
+    pool_->barrier(thread);
     while (shares_[index][2].take(thread, 1, i, end))
         kernels_.attention->merge(many, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
 }

@@ -1,5 +1,9 @@
 // A pool of threads that works on one job at a time; the caller is thread 0. Workers spin a little, then sleep, so an
 // idle pool costs nothing and a busy machine makes it slower, never stuck. Pools are independent of each other.
+//
+// No thread is bound to a processor. But a system that shares two processors among three threads may leave two of ours
+// on one of them, where each waits for the other, long after the other processor is free again. So threads note where
+// they run, and one that waits where another works moves away (Linux only; its allowed processors stay what they were).
 #pragma once
 
 #include <atomic>
@@ -31,21 +35,29 @@ class Pool {
         run([](void* context, int thread) { (*static_cast<Fn*>(context))(thread); }, &fn);
     }
 
-    void barrier();  // inside run: every thread waits for all the others
+    void barrier(int thread);  // inside run: every thread waits for all the others
 
   private:
     struct alignas(64) Signal {  // a number that threads wait on
         std::atomic<uint32_t> value{0};
         std::atomic<uint32_t> sleepers{0};
         void raise();
+        bool soon(uint32_t old) const;  // whether it changes within a microsecond or so
         void wait(uint32_t old, int64_t spin_ns);
     };
+    struct alignas(64) Place {
+        std::atomic<int> processor{-1};  // where the thread was last seen, during a job
+        int64_t moved = 0;               // when it last moved, ns
+    };
     void work(int thread);
+    void note_place(int thread);
+    void leave_shared_place(int thread);
 
     const int size_;
     std::mutex mutex_;  // one job at a time
     Signal job_, phase_;
     alignas(64) std::atomic<int> arrived_{0};
+    std::unique_ptr<Place[]> places_;  // of each thread
     void (*fn_)(void*, int) = nullptr;
     void* context_ = nullptr;
     bool stop_ = false;

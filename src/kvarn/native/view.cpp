@@ -126,7 +126,7 @@ Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bo
             read[size_t(thread)] +=
                 i < n ? kernels.attention->prefill(args, plan.prefill[size_t(i)], scratch)
                       : kernels.attention->decode(args, plan.decode[size_t(i - n)], partials.data(), scratch);
-        pool.barrier();
+        pool.barrier(thread);
         while (merges.take(thread, 1, i, end))
             kernels.attention->merge(args, plan.decode.data(), plan.merges[size_t(i)], partials.data());
     });
