@@ -117,3 +117,19 @@ def test_what_never_started_is_explained_too() -> None:
     told = to_json(explain(request), spell)
     assert (told["queued_ms"], told["first_token_ms"]) == (None, None)
     assert told["total_ms"] is not None
+
+
+def test_cancelled_on_the_way() -> None:
+    engine = engine_of(max_seqs=1, max_batch_tokens=32)
+    ask(engine, TEXT[:20])
+    first, second = engine.add(TEXT, ONE), engine.add(TEXT, ONE)
+    engine.step()
+    for request in (first, second):
+        engine.cancel(request)
+    told, waited = (to_json(explain(request), spell) for request in (first, second))
+    assert (told["reused_tokens"], told["recomputed_tokens"], told["cancelled"]) == (20, 32, True)
+    assert told["summary"].endswith("what follows is new; cancelled with 48 prompt tokens to go")
+    assert told["first_token_ms"] is None
+    assert (waited["stop"], waited["recomputed_tokens"], waited["cancelled"]) == (None, 0, True)
+    assert waited["queued_ms"] is None
+    assert not ask(engine, TEXT)["cancelled"]

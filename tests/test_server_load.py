@@ -38,6 +38,36 @@ def test_who_leaves_frees_what_they_held(model: Path) -> None:
         assert server.metric("kvarn:generation_tokens_total") < 2 * 1500, "nobody computed for those who left"
 
 
+def told_of_cancelled(server: Served, n: int) -> list[dict]:
+    """What is kept of the last n requests, once all are known to be cancelled."""
+    for _ in range(2000):
+        told = server.ask("/kvarn/requests").json["data"][:n]
+        if len(told) == n and all(each["cancelled"] for each in told):
+            return told
+        time.sleep(0.01)
+    raise AssertionError(told)
+
+
+def test_who_left_can_ask_what_had_taken_so_long(model: Path, capsys: pytest.CaptureFixture) -> None:
+    from kvarn.cli import main
+
+    with serve(model, "-np", "1", "--chunk", "16") as server:
+        with server.start(LONG):
+            with server.post(SHORT):
+                while not server.metric("kvarn:num_requests_waiting"):
+                    time.sleep(0.01)
+            (waited,) = told_of_cancelled(server, 1)
+        answered = told_of_cancelled(server, 2)[0]
+        assert (waited["stop"], waited["recomputed_tokens"], waited["queued_ms"]) == (None, 0, None)
+        assert waited["summary"] == "cancelled before its turn came: nothing was looked up or computed"
+        assert answered["prompt_tokens"] == answered["recomputed_tokens"]
+        assert answered["summary"].endswith("; cancelled during its answer")
+        for told, line in ((waited, "before its turn came"), (answered, "during its answer")):
+            assert main(["explain", told["id"], "--url", server.url]) == 0
+            assert f"\n  cancelled  {line}" in capsys.readouterr().out
+        assert server.ask("/v1/completions", SHORT).json["kvarn"]["cancelled"] is False
+
+
 def test_more_than_may_wait_are_told_when_to_come_again(model: Path) -> None:
     with serve(model, "-np", "1", "--queue", "2") as server, server.post(SHORT) as first, server.post(SHORT) as second:
         assert first.response.read()

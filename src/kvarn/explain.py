@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from time import localtime, strftime
 from typing import Any
 
-from kvarn.cache.placement import Adoption, Reason, Stop
+from kvarn.cache.placement import Reason, Stop
 from kvarn.request import Request
 
 AROUND = 8  # tokens that are quoted before and behind the place where two texts part
-NEVER_STARTED = Adoption(0, Stop(Reason.NOTHING_SHARED, 0))
 
 Spell = Callable[[Sequence[int]], str]
 
@@ -22,7 +21,9 @@ Spell = Callable[[Sequence[int]], str]
 class Explanation:
     prompt: int  # tokens
     reused: int
-    stop: Stop
+    reached: int  # reused or computed when it ended: all, unless it was cancelled or failed before
+    cancelled: bool
+    stop: Stop | None  # None: it ended before its turn came
     before: tuple[int, ...]  # DIFFERS: what both texts have just before they part
     ours: tuple[int, ...]  # DIFFERS: how ours goes on
     milliseconds: float  # that computing the rest took
@@ -35,13 +36,14 @@ class Explanation:
 
     @property
     def recomputed(self) -> int:
-        return self.prompt - self.reused
+        return self.reached - self.reused
 
 
 def explain(request: Request) -> Explanation:
     timing = request.timing
-    reused, stop = request.adoption or NEVER_STARTED
-    parts = stop.reason is Reason.DIFFERS
+    reused, stop = request.adoption or (0, None)
+    at = stop.at if stop is not None and stop.reason is Reason.DIFFERS else None
+    computed = max((sample.furthest for sample in request.samples), default=0)
 
     def since_queued(moment: float | None) -> float | None:
         return None if moment is None else 1000 * (moment - timing.queued)
@@ -49,9 +51,11 @@ def explain(request: Request) -> Explanation:
     return Explanation(
         prompt=len(request.prompt),
         reused=reused,
+        reached=min(max(reused, computed), len(request.prompt)),
+        cancelled=any(sample.finish_reason == "cancelled" for sample in request.samples),
         stop=stop,
-        before=tuple(request.prompt[max(stop.at - AROUND, 0) : stop.at]) if parts else (),
-        ours=tuple(request.prompt[stop.at : stop.at + AROUND]) if parts else (),
+        before=() if at is None else tuple(request.prompt[max(at - AROUND, 0) : at]),
+        ours=() if at is None else tuple(request.prompt[at : at + AROUND]),
         milliseconds=1000 * timing.prompt_seconds,
         preemptions=request.preemptions,
         again_tokens=timing.again_tokens,
@@ -63,21 +67,13 @@ def explain(request: Request) -> Explanation:
 
 
 def to_json(found: Explanation, spell: Spell) -> dict[str, Any]:
-    stop: dict[str, Any] = {"reason": found.stop.reason.value, "at": found.stop.at}
-    if found.stop.reason is Reason.DIFFERS:
-        stop["before"] = spell(found.before)
-        stop["ours"] = {"token": found.stop.ours, "text": spell(found.ours[:1]), "onward": spell(found.ours)}
-        if found.stop.theirs is not None:
-            theirs = found.stop.onward
-            stop["theirs"] = {"token": found.stop.theirs, "text": spell(theirs[:1]), "onward": spell(theirs)}
-    if found.stop.when is not None:
-        stop["when"] = found.stop.when
     return {
         "prompt_tokens": found.prompt,
         "reused_tokens": found.reused,
         "recomputed_tokens": found.recomputed,
         "recompute_ms": round(found.milliseconds, 3),
-        "stop": stop,
+        "stop": None if found.stop is None else _stop_to_json(found, found.stop, spell),
+        "cancelled": found.cancelled,
         "preemptions": found.preemptions,
         "recomputed_after_preemption": {"tokens": found.again_tokens, "ms": round(found.again_milliseconds, 3)},
         "queued_ms": _rounded(found.queued_ms),
@@ -87,21 +83,38 @@ def to_json(found: Explanation, spell: Spell) -> dict[str, Any]:
     }
 
 
+def _stop_to_json(found: Explanation, stop: Stop, spell: Spell) -> dict[str, Any]:
+    told: dict[str, Any] = {"reason": stop.reason.value, "at": stop.at}
+    if stop.reason is Reason.DIFFERS:
+        told["before"] = spell(found.before)
+        told["ours"] = {"token": stop.ours, "text": spell(found.ours[:1]), "onward": spell(found.ours)}
+        if stop.theirs is not None:
+            told["theirs"] = {"token": stop.theirs, "text": spell(stop.onward[:1]), "onward": spell(stop.onward)}
+    if stop.when is not None:
+        told["when"] = stop.when
+    return told
+
+
 def in_words(found: Explanation, spell: Spell) -> str:
     """One sentence or two."""
+    if found.stop is None:
+        return f"{'cancelled' if found.cancelled else 'ended'} before its turn came: nothing was looked up or computed"
     text = f"reused {found.reused} of {found.prompt} prompt tokens, computed {found.recomputed} in "
-    text += f"{found.milliseconds:.0f} ms: {_why(found, spell)}"
+    text += f"{found.milliseconds:.0f} ms: {_why(found, found.stop, spell)}"
     if found.preemptions:
         again = f"{found.again_tokens} tokens in {found.again_milliseconds:.0f} ms"
         text += f"; preempted {found.preemptions} times, which computed {again} again"
+    if found.cancelled:
+        missing = found.prompt - found.reached
+        text += f"; cancelled {f'with {missing} prompt tokens to go' if missing else 'during its answer'}"
     return text
 
 
-def _why(found: Explanation, spell: Spell) -> str:
-    stop, lost = found.stop, found.stop.at - found.reused
+def _why(found: Explanation, stop: Stop, spell: Spell) -> str:
+    lost = stop.at - found.reused
     when = "" if stop.when is None else strftime(" at %H:%M:%S", localtime(stop.when))
     if stop.reason is Reason.DIFFERS:
-        return _difference(found, spell)
+        return _difference(found, stop, spell)
     return {
         Reason.END: "everything was in the cache; the last token is always computed, for its logits",
         Reason.NEW: f"the earlier text ends at token {stop.at}, what follows is new",
@@ -113,8 +126,7 @@ def _why(found: Explanation, spell: Spell) -> str:
     }[stop.reason]
 
 
-def _difference(found: Explanation, spell: Spell) -> str:
-    stop = found.stop
+def _difference(found: Explanation, stop: Stop, spell: Spell) -> str:
     place = f"differs at token {stop.at} from the nearest earlier text"
     if stop.theirs is None:
         return place

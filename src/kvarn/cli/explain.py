@@ -59,21 +59,25 @@ def message_of(error: HTTPError) -> str:
 
 def show(told: dict[str, Any]) -> None:
     prompt, reused, computed = (told[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    stop, again = told["stop"], told["recomputed_after_preemption"]
-    rows = [
-        ("prompt", f"{prompt} tokens"),
-        ("reused", f"{reused} tokens ({100 * reused / prompt:.0f} %)"),
-        ("computed", f"{computed} tokens in {told['recompute_ms']:.1f} ms"),
-        ("because", told["summary"].split(": ", 1)[1].split(": after ")[0].split("; preempted")[0]),
-    ]
+    stop, again = told["stop"] or {}, told["recomputed_after_preemption"]
+    rows = [("prompt", f"{prompt} tokens")]
+    if stop:
+        because = told["summary"].split(": ", 1)[1].split(": after ")[0]
+        rows += [
+            ("reused", f"{reused} tokens ({100 * reused / prompt:.0f} %)"),
+            ("computed", f"{computed} tokens in {told['recompute_ms']:.1f} ms"),
+            ("because", because.split("; preempted")[0].split("; cancelled")[0]),
+        ]
     if "ours" in stop and "theirs" in stop:
         rows += [("after", repr(stop["before"]))]
         for name, who in (("it went on", "theirs"), ("and now", "ours")):
             rows += [(name, f"{stop[who]['onward']!r} (token {stop[who]['token']})")]
     if told["preemptions"]:
         rows += [("preempted", f"{told['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
+    if told["cancelled"]:
+        rows += [("cancelled", told["summary"].rsplit("cancelled ", 1)[1])]
     times = [(name, told[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
-    times += [("whole answer", told["total_ms"])]
+    times += [("until then" if told["cancelled"] else "whole answer", told["total_ms"])]
     rows += [("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in times if ms is not None))]
     for name, value in rows:
         print(f"  {name:<10} {value}")

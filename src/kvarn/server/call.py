@@ -55,8 +55,15 @@ class Conversing:
             raise
 
     def cancel(self) -> None:
+        """What was under way ends, and is explained to whoever asks for it later."""
+        self._inbox.leave(self._cancelled)
         for ticket in self._tickets:
             self._worker.cancel(ticket)
+
+    def _cancelled(self, which: int, update: Ended) -> None:
+        self._ended[which] = update.explanation
+        if len(self._ended) == len(self._tickets):
+            self._told()
 
     async def whole(self) -> dict[str, Any]:
         choices = {}
@@ -108,7 +115,9 @@ class Conversing:
         return told
 
     def _quotable(self, found: Explanation) -> Explanation:
-        return found if self._caller.quotes else replace(found, stop=found.stop._replace(theirs=None, onward=()))
+        if self._caller.quotes or found.stop is None:
+            return found
+        return replace(found, stop=found.stop._replace(theirs=None, onward=()))
 
     def _spell(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, special=True)

@@ -1,6 +1,7 @@
 """What the engine's thread tells about an order, and where a call finds it: on the event loop, joined as it waits."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvarn.explain import Explanation
@@ -34,9 +35,18 @@ class Inbox:
         self._updates: dict[tuple[int, object], Answered | Ended] = {}
         self._arrived = asyncio.Event()
         self._refusal: Exception | None = None
+        self._heir: Callable[[int, Ended], None] | None = None
+
+    def leave(self, heir: Callable[[int, Ended], None]) -> None:
+        """Nobody takes any more; what is still told of an order's end goes to the heir."""
+        self._heir = heir
 
     def put(self, which: int, update: Update) -> None:
         """`which` of the call's orders this is about."""
+        if self._heir is not None:
+            if isinstance(update, Ended):
+                self._heir(which, update)
+            return
         if update is None:
             self._expected -= 1
         elif isinstance(update, Exception):

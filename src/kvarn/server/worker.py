@@ -177,7 +177,7 @@ class Worker:
         self._put(ticket, Ended(n_tokens, explain(job.request), job.request.error))
 
     def _put(self, ticket: Ticket, update: Update) -> None:
-        if not ticket.cancelled:
+        if not ticket.cancelled or isinstance(update, Ended):
             self._outbox.append((ticket, update))
 
     def _send(self) -> None:
