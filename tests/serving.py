@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,11 +108,14 @@ class Served:
 
     def until_idle(self) -> None:
         """Nothing is held any more. (Waits; asserts nothing about how long that takes but that it ends.)"""
-        for _ in range(2000):
-            if not self.metric("kvarn:num_requests_running") + self.metric("kvarn:num_requests_waiting"):
-                return
+        self.until(lambda: not self.metric("kvarn:num_requests_running") + self.metric("kvarn:num_requests_waiting"))
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Looks until it is so, and for a minute at most."""
+        end = time.monotonic() + 60
+        while not reached():
+            assert time.monotonic() < end, "the server does not come to that"
             time.sleep(0.01)
-        raise AssertionError("the server does not come to rest")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_engine import PROMPTS, alone
+from test_engine import PROMPTS, alone, blocks_of_16
 from tiny import engine_of, finish, program_of
 
 from kvarn.errors import QueueFull
@@ -55,6 +55,29 @@ def test_a_step_that_fails_takes_only_the_guilty_request_with_it(place: int) -> 
         assert request.error is None
         assert request.samples[0].output == alone(prompt, unbiased)
     assert engine.cache.usage().sequences == 0
+
+
+@pytest.mark.parametrize("at", range(4, 16))
+def test_suspects_that_do_not_fit_beside_each_other(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step fails once, in a cache that holds any one of three long prompts but not all: those that have come
+    through give way to the next suspect, or nobody would ever move again."""
+    engine = engine_of(Failing(), max_batch_tokens=32, max_seqs=4, block_size=16, cache_bytes=blocks_of_16(13))
+    unbiased = SamplingParams(max_tokens=20, logit_bias={POISON: -1000.0})
+    prompts = [[(7 * i + k) % 90 for i in range(100)] for k in range(3)]
+    requests = [engine.add(prompt, unbiased) for prompt in prompts]
+    run, steps = engine.program.run, iter(range(10_000))
+
+    def once(*arguments):
+        if next(steps) == at:
+            raise RuntimeError("once")
+        return run(*arguments)
+
+    monkeypatch.setattr(engine.program, "run", once)
+    drive(engine)
+    for prompt, request in zip(prompts, requests, strict=True):
+        if request.error is None:
+            assert request.samples[0].output == alone(prompt, unbiased)
+    assert sum(request.error is not None for request in requests) <= 1, "it was alone in the step that failed"
 
 
 def test_a_sampler_that_fails_ends_its_own_request() -> None:

@@ -39,7 +39,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = tiny_model(tmp_path_factory.mktemp("model"), 512)
+    model = tiny_model(tmp_path_factory.mktemp("model"), 4096)
     # The reference counts every kernel's time; chunks without a decode beside them are part of the traffic.
     with serve(model, "--alias", "tiny", "-np", "2", "-b", "64") as served:
         yield served
@@ -58,7 +58,7 @@ def test_known_traffic_gives_exact_values(server: Served) -> None:
     ask(text, 1)  # 99 of 100 are
     ask([*text[:50], 251, *text[51:]], 5)  # differs at 50
     ask([252] * 8, 3)  # nothing in common with what came before
-    with server.start({"prompt": [253] * 8, "max_tokens": 400, "ignore_eos": True}):
+    with server.start({"prompt": [253] * 8, "max_tokens": 4000, "ignore_eos": True}):
         pass  # and one that leaves
     server.until_idle()
 
@@ -76,7 +76,7 @@ def test_known_traffic_gives_exact_values(server: Served) -> None:
     assert value("kv_cache_usage_perc") == value("num_requests_running") == value("num_requests_waiting") == 0
 
     left = value("generation_tokens_total") - (10 + 1 + 5 + 3)  # tokens of the one that left
-    assert 1 <= left < 400
+    assert 1 <= left < 4000
     assert value("inter_token_latency_seconds_count") == 9 + 0 + 4 + 2 + (left - 1)
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time"):
         assert value(f"{name}_seconds_count") == 5
@@ -88,7 +88,7 @@ def test_known_traffic_gives_exact_values(server: Served) -> None:
     assert value("attention_kernel_calls_total", kernel="prefill") == prefills * LAYERS
     assert value("attention_kernel_calls_total", kernel="decode") == (9 + 1 + 4 + 2 + left - 1) * LAYERS
     assert value("attention_seconds_total") > 0
-    assert value("kv_cache_bytes", strategy="paged", codec="bf16") == 2 * 512 * ROW
+    assert value("kv_cache_bytes", strategy="paged", codec="bf16") == 2 * 4096 * ROW
     resident = 109 + (104 - 32) + 10 + (8 + left - 1)  # what the third shares with the first is copied from block 1 on
     assert value("kv_cache_resident_tokens") == resident
 

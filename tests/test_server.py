@@ -178,7 +178,7 @@ def test_keys_share_nothing(server: Served) -> None:
 def test_the_map_of_the_cache(server: Served) -> None:
     told = server.cache("alice")
     assert (told["strategy"], told["codec"], told["blocks"]["all"]) == ("paged", "bf16", 512)
-    with server.start(COMPLETION | {"max_tokens": 400, "ignore_eos": True}, "bob"):
+    with server.start(COMPLETION | {"max_tokens": 1900, "ignore_eos": True}, "bob"):
         live = server.cache("alice")
     assert live["sequences"] == 1
     (group,) = live["groups"]

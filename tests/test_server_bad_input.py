@@ -60,7 +60,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "mixed prompt": (TEXT, text(prompt=["a", 1]), 400, "prompt mixes texts and tokens"),
     "negative id": (TEXT, text(prompt=[-1]), 400, "prompt[0]"),
     "huge id": (TEXT, text(prompt=[10**30]), 400, "prompt[0]"),
-    "id outside the vocabulary": (TEXT, text(prompt=[300]), 400, "a token outside the vocabulary of 259"),
+    "id outside the vocabulary": (TEXT, text(prompt=[300]), 400, "prompt has an id outside the vocabulary of 259"),
     "too long": (TEXT, text(prompt="x" * 300), 400, "the prompt has 300 tokens and the context holds 256"),
     "too long an answer": (
         TEXT,

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_gguf
 from serving import tiny_model
 
-from kvarn import LLM
+from kvarn import LLM, SamplingParams
+from kvarn.errors import KvarnError
 from kvarn.metrics import Prometheus
 from kvarn.server.access import Access
 from kvarn.server.app import Limits, Service
-from kvarn.server.worker import Worker
+from kvarn.server.inbox import Inbox
+from kvarn.server.worker import Order, Worker
 
 SHORT = {"prompt": "something short", "max_tokens": 4, "temperature": 0}
 POISON = 33  # "!"
@@ -92,7 +95,7 @@ def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
 @pytest.mark.parametrize("turns", range(6))
 def test_a_call_that_is_cancelled_as_a_piece_is_sent_ends(model: Path, turns: int) -> None:
     """However the end of a send and the end of the call fall together; a cancellation lost here waits for ever."""
-    service = service_of(model)
+    service = service_of(model, backend="reference")  # an answer that is still under way at its third piece
 
     async def play() -> None:
         pieces: list[dict] = []
@@ -191,7 +194,7 @@ def test_one_requests_fault_is_nobody_elses(model: Path, caplog: pytest.LogCaptu
 
 
 def test_when_the_engine_dies_nobody_waits_for_ever(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    service = service_of(model)
+    service = service_of(model, backend="reference")  # the fast one could be done with the good before the bad comes
 
     def broken() -> list:
         raise MemoryError("gone")
@@ -202,9 +205,67 @@ def test_when_the_engine_dies_nobody_waits_for_ever(model: Path, caplog: pytest.
     async def play() -> None:
         bad, good = SHORT | {"prompt": "!"}, SHORT | {"max_tokens": 400}
         answers = await asyncio.gather(call(service, good), call(service, bad))
-        assert [status for status, _ in answers] == [500, 500]
-        assert (await call(service, SHORT))[0] == 500
+        assert [status for status, _ in answers] == [503, 503]
+        status, told = await call(service, SHORT)
+        assert (status, told["error"]["message"]) == (503, "the engine has failed: the server must be started again")
         assert not service.worker.alive
 
     during(service, play)
     assert "the engine has failed: MemoryError: gone" in caplog.text
+
+
+def test_ids_without_text_are_refused_and_nobody_else_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may have more rows than its tokenizer has tokens."""
+    monkeypatch.setattr(tiny_gguf, "VOCAB", tiny_gguf.VOCAB + 8)
+    service = service_of(tiny_model(tmp_path, 512))
+    beyond = service.llm.tokenizer.vocab_size
+    assert beyond < service.llm.config.vocab_size
+    with pytest.raises(KvarnError, match="outside the vocabulary"):
+        service.llm.generate([[65, beyond]])
+    assert not service.llm.engine.busy
+
+    async def play() -> None:
+        for prompt in ([65, beyond], [beyond, 65], [65] * 20 + [beyond] + [65] * 20):
+            status, told = await call(service, SHORT | {"prompt": prompt})
+            assert (status, told["error"]["param"]) == (400, "prompt")
+        order = Order([65, beyond], SamplingParams(max_tokens=2), b"", 0, False)  # past the first check
+        inbox = Inbox(1)
+        service.worker.submit(order, inbox)
+        with pytest.raises(KvarnError, match="outside the vocabulary"):
+            await inbox.accepted()
+        assert (await call(service, SHORT | {"prompt": [65] * 20 + [66] * 21}))[0] == 200
+
+    during(service, play)
+    assert service.worker.fault is None
+
+
+def test_a_stop_string_with_the_last_token_that_may_come(model: Path) -> None:
+    service = service_of(model)
+
+    async def play() -> None:
+        for max_tokens, reason in ((3, "length"), (4, "stop"), (5, "stop")):
+            body = SHORT | {"logit_bias": {"97": 100}, "stop": "aaaa", "max_tokens": max_tokens}
+            (choice,) = (await call(service, body))[1]["choices"]
+            assert (choice["text"], choice["finish_reason"]) == ("aaa" if max_tokens == 3 else "", reason)
+
+    during(service, play)
+
+
+def test_who_leaves_when_all_is_computed_is_explained_too(model: Path) -> None:
+    service = service_of(model)
+
+    async def play() -> None:
+        async def stuck(message: dict) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        calling = asyncio.ensure_future(call(service, SHORT | {"stream": True}, stuck))
+        while not service.worker.engine.stats.finished:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        calling.cancel()
+        await asyncio.wait({calling})
+        (told,) = service._records.recent(b"")
+        assert (told["cancelled"], told["prompt_tokens"]) == (False, len(service.llm.tokenizer.encode(SHORT["prompt"])))
+
+    during(service, play)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import signal
 import socket
 import threading
@@ -12,12 +13,19 @@ import pytest
 from serving import Served, serve, tiny_model
 
 LONG = {"prompt": "abcdefgh" * 6, "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+MANY = LONG | {"n": 16}  # seconds, where LONG may be done within a fifth of one
+DEEP = LONG | {"max_tokens": 16000}  # seconds, of one sequence
 SHORT = {"prompt": "something short", "max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("deep"), 16384)
 
 
 def aborted(server: Served) -> float:
@@ -28,36 +36,30 @@ def test_who_leaves_frees_what_they_held(model: Path) -> None:
     with serve(model) as server:
         for stream in (True, False):
             before = aborted(server)
-            with server.start(LONG) if stream else server.post(LONG):
-                while not server.cache()["sequences"]:
-                    time.sleep(0.01)
+            with server.start(MANY) if stream else server.post(MANY):
+                server.until(lambda: server.cache()["sequences"])
             server.until_idle()
             cache = server.cache()
             assert (cache["sequences"], cache["blocks"]["used"]) == (0, 0)
             assert aborted(server) == before + 1
-        assert server.metric("kvarn:generation_tokens_total") < 2 * 1500, "nobody computed for those who left"
+        assert server.metric("kvarn:generation_tokens_total") < 2 * 16 * 1500, "nobody computed for those who left"
 
 
-def told_of_cancelled(server: Served, n: int) -> list[dict]:
-    """What is kept of the last n requests, once all are known to be cancelled."""
-    for _ in range(2000):
-        told = server.ask("/kvarn/requests").json["data"][:n]
-        if len(told) == n and all(each["cancelled"] for each in told):
-            return told
-        time.sleep(0.01)
-    raise AssertionError(told)
+def told_of(server: Served, n: int) -> list[dict]:
+    """What is kept of the last n requests, once it is."""
+    server.until(lambda: len(server.ask("/kvarn/requests").json["data"]) == n)
+    return server.ask("/kvarn/requests").json["data"]
 
 
-def test_who_left_can_ask_what_had_taken_so_long(model: Path, capsys: pytest.CaptureFixture) -> None:
+def test_who_left_can_ask_what_had_taken_so_long(deep: Path, capsys: pytest.CaptureFixture) -> None:
     from kvarn.cli import main
 
-    with serve(model, "-np", "1", "--chunk", "16") as server:
-        with server.start(LONG):
+    with serve(deep, "-c", "16384", "-np", "1") as server:
+        with server.start(DEEP):
             with server.post(SHORT):
-                while not server.metric("kvarn:num_requests_waiting"):
-                    time.sleep(0.01)
-            (waited,) = told_of_cancelled(server, 1)
-        answered = told_of_cancelled(server, 2)[0]
+                server.until(lambda: server.metric("kvarn:num_requests_waiting"))
+            (waited,) = told_of(server, 1)
+        answered = told_of(server, 2)[0]
         assert (waited["stop"], waited["recomputed_tokens"], waited["queued_ms"]) == (None, 0, None)
         assert waited["summary"] == "cancelled before its turn came: nothing was looked up or computed"
         assert answered["prompt_tokens"] == answered["recomputed_tokens"]
@@ -68,14 +70,14 @@ def test_who_left_can_ask_what_had_taken_so_long(model: Path, capsys: pytest.Cap
         assert server.ask("/v1/completions", SHORT).json["kvarn"]["cancelled"] is False
 
 
-def test_more_than_may_wait_are_told_when_to_come_again(model: Path) -> None:
-    with serve(model, "-np", "1", "--queue", "2") as server, server.post(SHORT) as first, server.post(SHORT) as second:
+def test_more_than_may_wait_are_told_when_to_come_again(deep: Path) -> None:
+    flags = ("-c", "16384", "-np", "1", "--queue", "2")
+    with serve(deep, *flags) as server, server.post(SHORT) as first, server.post(SHORT) as second:
         assert first.response.read()
         assert second.response.read()
-        with server.start(LONG):
+        with server.start(DEEP):
             third, fourth = server.post(SHORT), server.post(SHORT)
-            while server.metric("kvarn:num_requests_waiting") < 2:
-                time.sleep(0.01)
+            server.until(lambda: server.metric("kvarn:num_requests_waiting") == 2)
             reply = server.ask("/v1/completions", SHORT)
             assert reply.status == 429
             assert "1 sequences run and 2 wait" in reply.error
@@ -86,6 +88,20 @@ def test_more_than_may_wait_are_told_when_to_come_again(model: Path) -> None:
             assert third.response.read()
             assert fourth.response.read()
         assert server.ask("/v1/completions", SHORT).status == 200
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system cannot bound it")
+def test_a_connection_whose_reader_takes_nothing_is_given_up(model: Path) -> None:
+    """Not only the request: what was sent already stands in the system's buffers, and closing would wait for it."""
+    with serve(model, "--reader-seconds", "1", "--drain-seconds", "600") as server, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((server.host, server.port))
+        body = json.dumps(MANY | {"logprobs": 5, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        reader.sendall(head.encode() + body)
+        server.until(lambda: server.cache()["sequences"])
+        server.until_idle()
+        assert server.stop() == 0, "it would wait for ten minutes otherwise"
 
 
 def test_sigterm_lets_answers_finish(model: Path) -> None:
@@ -101,14 +117,14 @@ def test_sigterm_lets_answers_finish(model: Path) -> None:
 
 
 def test_the_drain_is_bounded(model: Path) -> None:
-    with serve(model, "--drain-seconds", "0") as server, server.start(LONG) as answer:
+    with serve(model, "--drain-seconds", "0") as server, server.start(MANY) as answer:
         assert server.stop() == 0
         with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
             assert b"[DONE]" not in answer.response.read()
 
 
 def test_sigint_twice_stops_at_once(model: Path) -> None:
-    with serve(model, "--drain-seconds", "600") as server, server.start(LONG | {"n": 16}):
+    with serve(model, "--drain-seconds", "600") as server, server.start(MANY):
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         assert server.process.poll() is None, "it waits for the answer"

@@ -194,8 +194,8 @@ class LLM:
     def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> "Job":
         """Queue a prompt; `stream_job` runs it. Turns of one `conversation` keep its history in the cache."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request = self.engine.add(tokens, params, conversation=conversation)
-        return Job(request, [Writer(self.tokenizer, tokens, params.stop) for _ in range(params.n)])
+        writers = [Writer(self.tokenizer, tokens, params.stop) for _ in range(params.n)]
+        return Job(self.engine.add(tokens, params, conversation=conversation), writers)
 
     def _step(self, jobs: Sequence["Job"]) -> None:
         by_request = {id(job.request): job for job in jobs}
@@ -228,6 +228,8 @@ class Job:
         writer = self.writers[sample.index]
         ended_by_token = sample.finish_reason == "stop"
         stopped = not ended_by_token and writer.push(sampled.token)
+        if stopped and sample.finish_reason == "length":  # both at once: what the caller asked for has come
+            sample.finish_reason = "stop"
         if sample.finish_reason or stopped:
             writer.close()
         return stopped

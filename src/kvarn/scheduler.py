@@ -100,11 +100,19 @@ class Scheduler:
         return sample.computed > 0 and sample.missing == 1
 
     def _alone(self, sample: Sample) -> list[Work]:
-        if sample in self.waiting:
-            n = self._admit(sample, self.max_batch_tokens)
-            return [Work(self._enter(sample), n)] if n else []
-        n = min(sample.missing, self.max_chunk, self.max_batch_tokens)
-        return [Work(sample, n)] if self._reserve(sample, n, {}) else []
+        """One suspect; those that have come through give way to it, for alone everything that was queued fits."""
+        while True:
+            if sample in self.waiting:
+                if n := self._admit(sample, self.max_batch_tokens):
+                    return [Work(self._enter(sample), n)]
+            else:
+                n = min(sample.missing, self.max_chunk, self.max_batch_tokens)
+                if self._reserve(sample, n, {}):
+                    return [Work(sample, n)]
+            others = [other for other in self.running if other is not sample]
+            if not others:
+                return []
+            self._preempt(others[-1])
 
     def _reserve(self, sample: Sample, n: int, work: dict[Sample, int]) -> bool:
         while not self.cache.reserve(sample.id, sample.computed + n):

@@ -289,6 +289,11 @@ class KVCache:
                 for group, placement in pairs
             ]
 
+    def snapshot(self) -> tuple[Usage, list[GroupMap]]:
+        """Both of one moment: a step may come between two looks."""
+        with self._lock:
+            return self.usage(), self.map()
+
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""
         with self._lock:

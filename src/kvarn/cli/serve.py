@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     check(args)
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
     access = Access(keys, args.share_prefixes)
-    with listen(args.host, args.port) as listening:
+    with listen(args.host, args.port, args.reader_seconds) as listening:
         llm = flags.load(args)
         llm.engine.max_waiting = args.queue
         llm.engine.scheduler.chunk_beside = args.chunk
@@ -55,11 +55,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    if args.json:
-        raise KvarnError("a server has no JSON form: ask it at /kvarn/cache and /metrics")
+    if not 0 <= args.port <= 65535:
+        raise KvarnError(f"--port is {args.port}; it must be between 0 (a free one) and 65535")
     for flag, least in (("queue", 1), ("chunk", 1), ("drain_seconds", 0), ("reader_seconds", 1)):
         if not getattr(args, flag) >= least:
             raise KvarnError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}; it must be at least {least}")
+    if not args.drain_seconds < 1e9:
+        raise KvarnError(f"--drain-seconds is {args.drain_seconds}; give a number of seconds")
     if args.batch_size <= args.parallel:
         raise KvarnError(
             f"{args.parallel} sequences would fill a step of {args.batch_size} tokens and prompts would wait for ever: "

@@ -111,9 +111,17 @@ class Service:
     def _order(self, prompt: list[int], call: Call, salt: bytes) -> Order:
         room = self.llm.cache.longest + 1 - len(prompt)  # the last token needs no place
         wanted = call.max_tokens
+        if room <= 1:
+            raise Refusal(
+                400,
+                f"the prompt has {len(prompt)} tokens and the context holds {self.llm.cache.longest}, of which at "
+                "least one is for the answer: shorten the prompt",
+                "messages" if call.chat else "prompt",
+                "context_length_exceeded",
+            )
         if wanted is None:
             wanted = room if call.chat else min(COMPLETION_TOKENS, room)
-        elif 0 < room < wanted:
+        elif room < wanted:
             raise Refusal(
                 400,
                 f"the prompt has {len(prompt)} tokens and max_tokens is {wanted}: together more than the "
@@ -239,4 +247,6 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: "there is nothing here", 405: "this address takes another method"}.get(error.status_code, error.detail)
-    return Refusal(error.status_code, f"{request.method} {request.url.path[:200]}: {what}").response()
+    response = Refusal(error.status_code, f"{request.method} {request.url.path[:200]}: {what}").response()
+    response.headers.update(error.headers or {})  # Allow
+    return response

@@ -42,6 +42,7 @@ class Conversing:
         self._caller = caller
         self._records = records
         self._ended: dict[int, Explanation] = {}
+        self._explained = False
         self._n_tokens = 0
 
     async def start(self, orders: Sequence[Order]) -> None:
@@ -56,13 +57,17 @@ class Conversing:
 
     def cancel(self) -> None:
         """What was under way ends, and is explained to whoever asks for it later."""
-        self._inbox.leave(self._cancelled)
+        self._inbox.leave(self._left_behind)
         for ticket in self._tickets:
             self._worker.cancel(ticket)
+        self._explain_late()
 
-    def _cancelled(self, which: int, update: Ended) -> None:
+    def _left_behind(self, which: int, update: Ended) -> None:
         self._ended[which] = update.explanation
-        if len(self._ended) == len(self._tickets):
+        self._explain_late()
+
+    def _explain_late(self) -> None:
+        if not self._explained and len(self._ended) == len(self._tickets):
             self._told()
 
     async def whole(self) -> dict[str, Any]:
@@ -91,14 +96,16 @@ class Conversing:
     async def _answers(self) -> AsyncIterator[tuple[int, Answered]]:
         """Updates with the index of their choice, until every order has ended."""
         while len(self._ended) < len(self._tickets):
-            for which, update in await self._inbox.take():
-                if isinstance(update, Ended):
-                    if update.error is not None:
-                        raise update.error
+            taken = await self._inbox.take()
+            for which, update in taken:  # all ends first: the caller may leave at any piece
+                if isinstance(update, Ended) and update.error is None:
                     self._ended[which] = update.explanation
                     self._n_tokens += update.n_tokens
-                else:
+            for which, update in taken:
+                if isinstance(update, Answered):
                     yield which * self._call.n + update.sample, update
+                elif update.error is not None:
+                    raise update.error
 
     def _entries(self, answered: Answered) -> list[TokenLogprob] | None:
         return None if self._call.settings["logprobs"] is None else answered.logprobs
@@ -108,6 +115,7 @@ class Conversing:
 
     def _told(self) -> dict[str, Any]:
         """The explanation, kept for whoever made the call."""
+        self._explained = True
         each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {"id": self._reply.id, "created": self._reply.created, "model": self._reply.model}
         told = {**head, **each[0]} if len(each) == 1 else {**head, "prompts": each}

@@ -38,8 +38,11 @@ class Inbox:
         self._heir: Callable[[int, Ended], None] | None = None
 
     def leave(self, heir: Callable[[int, Ended], None]) -> None:
-        """Nobody takes any more; what is still told of an order's end goes to the heir."""
-        self._heir = heir
+        """Nobody takes any more; what is or will be told of an order's end goes to the heir."""
+        self._heir, left, self._updates = heir, self._updates, {}
+        for (which, _), update in left.items():
+            if isinstance(update, Ended):
+                heir(which, update)
 
     def put(self, which: int, update: Update) -> None:
         """`which` of the call's orders this is about."""

@@ -17,6 +17,7 @@ class Prompts:
 
     def plain(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
+            self._check_ids(prompt, "prompt")
             return prompt
         self._check_size(prompt)
         return self._tokenizer.encode(prompt)
@@ -32,8 +33,7 @@ class Prompts:
         return self._tokenizer.encode(text, bos=None if body.get("add_special_tokens", True) else False)
 
     def text(self, tokens: Sequence[int]) -> str:
-        if any(token >= self._tokenizer.vocab_size for token in tokens):
-            raise Refusal(400, f"tokens has an id outside the vocabulary of {self._tokenizer.vocab_size}", "tokens")
+        self._check_ids(tokens, "tokens")
         return self._tokenizer.decode(tokens, special=True)
 
     @cached_property
@@ -44,6 +44,11 @@ class Prompts:
     def _longest_token(self) -> int:
         """Bytes."""
         return max(len(self._tokenizer.token_bytes(id)) for id in range(self._tokenizer.vocab_size))
+
+    def _check_ids(self, tokens: Sequence[int], field: str) -> None:
+        """A model may have more rows than its tokenizer has tokens: those past the last have no text."""
+        if any(token >= self._tokenizer.vocab_size for token in tokens):
+            raise Refusal(400, f"{field} has an id outside the vocabulary of {self._tokenizer.vocab_size}", field)
 
     def _check_size(self, text: str) -> None:
         """Refuse what cannot fit before time is spent on tokens."""

@@ -6,7 +6,7 @@ from kvarn.cache.cache import KVCache
 
 
 def residency(cache: KVCache) -> dict[str, Any]:
-    usage, plan = cache.usage(), cache.plan
+    (usage, groups_now), plan = cache.snapshot(), cache.plan
     groups = [
         {
             "layers": list(group.layers),
@@ -18,7 +18,7 @@ def residency(cache: KVCache) -> dict[str, Any]:
                 for seq, blocks in group.sequences.items()
             ],
         }
-        for group in cache.map()
+        for group in groups_now
     ]
     return {
         "strategy": plan.strategy.name,

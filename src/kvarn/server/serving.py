@@ -16,13 +16,15 @@ from kvarn.errors import KvarnError
 from kvarn.server.app import Service
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, reader_seconds: float) -> socket.socket:
     """Bound before the model is loaded, so that a port in use is known at once. Port 0 takes a free one."""
     found = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, proto)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what was sent and is not taken ends a connection, also a closing one
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * min(reader_seconds, 1e6)))
         found.bind(address)
     except (OSError, OverflowError, UnicodeError) as error:
         if found is not None:
@@ -52,7 +54,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=max(int(drain_seconds), 0),
+                timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type] # fractions included
                 backlog=2048,
             )
         )

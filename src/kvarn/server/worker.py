@@ -19,9 +19,14 @@ from kvarn.llm import LLM, Job
 from kvarn.metrics import Metrics
 from kvarn.request import SamplingParams
 from kvarn.server.inbox import Answered, Ended, Inbox, Update
+from kvarn.server.refusal import Refusal
 from kvarn.text.writer import Writer
 
 log = logging.getLogger("kvarn")
+
+
+def dead() -> Refusal:
+    return Refusal(503, "the engine has failed: the server must be started again")
 
 
 class Order(NamedTuple):
@@ -66,6 +71,8 @@ class Worker:
 
     def stop(self) -> None:
         """Cancel what is left and end the thread."""
+        if self._thread.ident is None:  # interrupted before it was started
+            return
         self._commands.put(self._stop)
         self._thread.join()
 
@@ -95,7 +102,7 @@ class Worker:
             log.error("the engine has failed: %s: %s", type(error).__name__, error)
             self.fault = error
             for ticket in self._tickets.values():
-                self._put(ticket, error)
+                self._put(ticket, dead())
             self._send()
             while not self._stopping:
                 self._commands.get()()
@@ -115,11 +122,11 @@ class Worker:
         order = ticket.order
         try:
             if self.fault is not None:
-                raise self.fault
+                raise dead()
+            writers = [Writer(self.llm.tokenizer, order.prompt, order.params.stop) for _ in range(order.params.n)]
             request = self.engine.add(order.prompt, order.params, order.salt, priority=order.priority)
         except Exception as error:  # noqa: BLE001 (a refusal, or a fault that is this request's alone)
             return self._put(ticket, error)
-        writers = [Writer(self.llm.tokenizer, order.prompt, order.params.stop) for _ in range(order.params.n)]
         ticket.job = Job(request, writers)
         self._tickets[request.id] = ticket
         return self._put(ticket, None)

@@ -88,8 +88,14 @@ class ByteLevel:
             if id >= 0:
                 ids.append(id)
             else:
-                ids += self._words.encode(raw[begin:end].decode(), add_special_tokens=False).ids
+                ids += unlocked(self._words, raw[begin:end].decode())
         return [id for id in ids if id != self._absent] if self._absent in ids else ids
+
+
+def unlocked(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The library lets other threads run only while it encodes a batch."""
+    ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 class Folder:
@@ -103,4 +109,4 @@ class Folder:
         utf8(text)
         with self._lock:
             self._library.encode_special_tokens = not special
-            return self._library.encode(text, add_special_tokens=False).ids
+            return unlocked(self._library, text)
