@@ -15,7 +15,7 @@ PROMPT ?= "The quick brown fox"
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
-	@$(BIN)/kvarn run -m $(MODEL) -p $(PROMPT) -n 32
+	@printf '%s' $(PROMPT); $(BIN)/kvarn run -m $(MODEL) -p $(PROMPT) -n 32
 	@echo; $(BIN)/kvarn strategies
 
 test: $(STAMP)

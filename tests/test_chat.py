@@ -113,7 +113,7 @@ def test_what_is_out_of_reach_reads_as_nothing(source: str) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (None, "the model has no chat template: use raw completion, or give a template"),
+        (None, "the model has no chat template: use raw completion"),
         ("", "the model has no chat template"),
         ("a\n{% if %}", "the chat template is wrong at line 2: Expected an expression"),
         ("{{ x | nonesuch }}", "the chat template is wrong at line 1: No filter named 'nonesuch'"),

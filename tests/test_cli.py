@@ -2,10 +2,13 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from serving import tiny_model
 
 from kvarn import __version__
 from kvarn.cache.strategy import NAMES
@@ -109,3 +112,85 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 @pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (44 << 20, "44.0 MiB")])
 def test_human_bytes(n: int, text: str) -> None:
     assert human_bytes(n) == text
+
+
+COMMAND = [sys.executable, "-c", "import sys; from kvarn.cli import main; sys.exit(main())"]
+
+
+def in_shell(line: str, **environment: str) -> subprocess.CompletedProcess:
+    """As somebody types it."""
+    typed = line.replace("kvarn ", shlex.join(COMMAND) + " ", 1)
+    return subprocess.run(["sh", "-c", typed], capture_output=True, env=os.environ | environment, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), 512)
+
+
+LINES = {  # what is typed, the status, what it says on standard error
+    "no standard error": ("kvarn run -m M -p abc -n 2 2>&-", 0, ""),
+    "no standard input": ("kvarn run -m M -p - -n 2 <&-", 1, "the prompt is empty"),
+    "nobody at chat": ("kvarn chat -m M <&-", 0, ""),
+    "a full disk": ("kvarn run -m M -p abc -n 2 >/dev/full", 1, "output: No space left on device"),
+    "rubbish": ("printf '\\377' | kvarn run -m M -p -", 1, "standard input is not UTF-8 text (byte 0)"),
+    "nothing": ("kvarn run -m M </dev/null", 1, "give the prompt with -p TEXT, with -f FILE, or on standard input"),
+    "both": ("kvarn run -m M -p abc -f M", 1, "not both"),
+    "no place": ("kvarn run -m M -p abc --trace /nowhere/x", 1, "/nowhere/x: No such file or directory"),
+    "no tokens": ("kvarn run -m M -p abc -n 0", 1, "-n is 0; it must be at least 1, or -1"),
+    "no step": ("kvarn run -m M -p abc -b 0", 1, "-b is 0; it must be at least 1"),
+    "nobody at once": ("kvarn run -m M -p abc -np 0", 1, "-np is 0; it must be at least 1"),
+    "no window": ("kvarn inspect M --window 0", 1, "--window is 0; it must be at least 1"),
+    "less than no context": ("kvarn inspect M -c -1", 1, "-c is -1; it must be at least 0"),
+    "a port that is none": ("kvarn serve -m M --port 99999", 1, "--port is 99999; it must be between 0"),
+    "no end": ("kvarn serve -m M --drain-seconds inf", 1, "--drain-seconds is inf; give a number of seconds"),
+    "more than memory": ("kvarn run -m M -p a --cache paged --cache-bytes 9000000G", 1, "GiB of memory: lower"),
+    "no such model": ("kvarn run -m nosuch -p a", 1, "there is no model 'nosuch'; known by name: smollm2"),
+}
+
+
+@pytest.mark.parametrize(("line", "status", "error"), LINES.values(), ids=LINES)
+def test_lines_that_people_type(tiny: Path, line: str, status: int, error: str) -> None:
+    done = in_shell(line.replace(" M", f" {tiny}"))
+    told = done.stderr.decode()
+    assert (done.returncode, error in told) == (status, True), told
+    assert told.count("\n") <= 1
+    assert not status or told.startswith("kvarn: ")
+
+
+def test_no_number_of_bytes(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--cache-bytes", "inf"])
+    assert "'inf' is no number of bytes" in capsys.readouterr().err
+
+
+def test_unknown_flags_show_the_command_that_does_not_know_them(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--frob"])
+    told = capsys.readouterr().err
+    assert told.startswith("usage: kvarn run ")
+    assert told.endswith("kvarn run: error: unrecognized arguments: --frob\n")
+
+
+def test_a_terminal_without_all_letters(tiny: Path) -> None:
+    done = in_shell(f"kvarn run -m {tiny} -p '日本語で' -n 40 --seed 3 --temp 1.5 --json", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"]
+    assert in_shell(f"kvarn run -m {tiny} -p abc -n 40 --seed 3 --temp 1.5", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_prompts_through_a_pipe_and_answers_until_the_context_is_full(tiny: Path) -> None:
+    done = in_shell(f"printf abcdef | kvarn run -m {tiny} -c 64 -n -1 --ignore-eos --json")
+    told = json.loads(done.stdout)
+    assert (told["finish_reason"], told["prompt_tokens"] + len(told["tokens"])) == ("length", 65)
+    whole = json.loads(in_shell(f"kvarn inspect {tiny} -c 0 --json").stdout)
+    assert whole["context"] == whole["trained_context"] == 512
+    done = in_shell(f"kvarn run -m {tiny} -p abc -c 0 -n -1 --ignore-eos --json")
+    assert len(json.loads(done.stdout)["tokens"]) > 500
+
+
+@pytest.mark.parametrize(("flags", "message"), [(["-c", "2"], "at least 3"), (["--chunks", "-1"], "--chunks is -1")])
+def test_perplexity_of_nothing(tiny: Path, tmp_path: Path, flags: list[str], message: str, capsys) -> None:
+    (tmp_path / "text").write_text("abcdefgh" * 40)
+    assert main(["perplexity", "-m", str(tiny), "-f", str(tmp_path / "text"), *flags]) == 1
+    assert message in capsys.readouterr().err

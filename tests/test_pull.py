@@ -203,7 +203,7 @@ def test_paths_are_used_as_they_are(tmp_path):
 
 
 def test_unknown_name_lists_names_and_forms():
-    with pytest.raises(PullFailed, match=r"nope is no model that kvarn knows: tiny; .*\.gguf.* hf:org/repo"):
+    with pytest.raises(PullFailed, match=r"there is no model 'nope'; known by name: tiny; .*\.gguf.* hf:org/repo"):
         resolve("nope")
 
 

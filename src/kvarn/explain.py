@@ -116,7 +116,9 @@ def _why(found: Explanation, stop: Stop, spell: Spell) -> str:
     if stop.reason is Reason.DIFFERS:
         return _difference(found, stop, spell)
     return {
-        Reason.END: "everything was in the cache; the last token is always computed, for its logits",
+        Reason.END: "everything was in the cache; the last token is always computed, for its logits"
+        if found.prompt > 1
+        else "a single token is always computed, for its logits",
         Reason.NEW: f"the earlier text ends at token {stop.at}, what follows is new",
         Reason.NOTHING_SHARED: "no earlier text begins like this one",
         Reason.EVICTED: f"{stop.at} tokens were known, {lost} of them evicted{when} to make room",

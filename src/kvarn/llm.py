@@ -7,6 +7,7 @@
 Text comes in and goes out here; underneath there are only token ids. One thread at a time.
 """
 
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine import Engine, Event, Program
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
@@ -131,7 +132,7 @@ class LLM:
         self.tokenizer = tokenizer_of(checkpoint)
         config = CacheConfig(
             layers=self.config.layer_specs,
-            context=context or min(self.config.context, DEFAULT_CONTEXT),
+            context=min(self.config.context, DEFAULT_CONTEXT) if context is None else context or self.config.context,
             strategy=cache,
             codec=cache_type,
             layout=cache_layout,
@@ -142,6 +143,7 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
+        _check_memory(plan(config).nbytes)
         kv = KVCache(config, ready.backend)  # before the weights: what does not fit is refused at once
         self.program = ready.load(checkpoint, max_batch_tokens, progress)
         self.engine = Engine(self.program, kv, max_batch_tokens, self.tokenizer.eos_ids)
@@ -245,6 +247,19 @@ class Job:
             sample.output,
             sample.finish_reason or "cancelled",
             self.logprobs.get(sample.index, []),
+        )
+
+
+def _check_memory(wanted: int) -> None:
+    """Pages come when they are first written, so that a system promises more than it has."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # a system that does not say
+        return
+    if wanted > memory:
+        raise KvarnError(
+            f"keys and values would take {wanted / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB of "
+            "memory: lower the context (-c), the sequences at once (-np) or --cache-bytes"
         )
 
 

@@ -50,6 +50,8 @@ def perplexity(
 ) -> Perplexity:
     """Windows of n tokens, one after the other; BOS, if the model adds one, replaces each window's first token; the
     second half is scored: positions n/2 .. n-2 predict the token after them, 255 predictions in a window of 512."""
+    if window < 3:
+        raise KvarnError(f"a window of {window} tokens has nothing to score: give at least 3 (-c)")
     total = len(tokens) // window
     if chunks is not None:
         total = min(total, chunks)

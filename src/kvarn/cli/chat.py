@@ -6,6 +6,7 @@ Ctrl-C stops the answer and not the program; Ctrl-D or /exit ends it.
 import argparse
 import sys
 from functools import partial
+from io import TextIOWrapper
 
 from kvarn.cli import flags
 from kvarn.cli.run import summary
@@ -29,11 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.json:
-        raise KvarnError("a conversation has no JSON form: use `kvarn run --chat --json`")
     params = flags.sampling_params(args)
     llm = flags.load(args)
     llm.template  # noqa: B018 - a model without a template is refused before the first question
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     Conversation(llm, params, args.system).loop()
 
 

@@ -9,20 +9,22 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from kvarn.cli.text import speaks_utf8
 from kvarn.errors import KvarnError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="of an answer (default: this key's last request)")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get("KVARN_API_KEY"), help="the key that made the request")
+    key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # a server's variable may name several
+    parser.add_argument("--api-key", default=key, help="the key that made the request (default: KVARN_API_KEY)")
     parser.add_argument("--json", action="store_true", help="print what the server says as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     told = fetch(args)
     if args.json:
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(told, indent=2, ensure_ascii=not speaks_utf8()))
         return
     print(f"{told['id']}, {time.strftime('%H:%M:%S', time.localtime(told['created']))}, {told['model']}")
     for prompt in told.get("prompts", [told]):
@@ -39,7 +41,8 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
         with urlopen(Request(base + path, headers=headers), timeout=30) as response:
             told: dict[str, Any] = json.load(response)
     except HTTPError as error:
-        raise KvarnError(message_of(error)) from None
+        hint = "; give it with --api-key" if error.code == 401 else ""
+        raise KvarnError(message_of(error) + hint) from None
     except (URLError, OSError, ValueError) as error:
         raise KvarnError(f"{base} does not answer: {getattr(error, 'reason', error)}") from None
     if args.id:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 from kvarn import progress
@@ -12,23 +13,28 @@ from kvarn.errors import KvarnError
 from kvarn.llm import BACKENDS, LLM
 from kvarn.request import SamplingParams
 
+UNBOUNDED = 1 << 30  # tokens: the context ends an answer before
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
     parser.add_argument("-m", "--model", default="smollm2", help="name, .gguf, folder, hf:org/repo (default: smollm2)")
-    parser.add_argument("-c", "--ctx-size", type=int, help="context: prompt plus answer (default: up to 4096)")
+    length = f"context: prompt plus answer; 0: all that the model was trained for (default: {context})"
+    parser.add_argument("-c", "--ctx-size", type=int, help=length)
     parser.add_argument("-b", "--batch-size", type=int, default=512, help="most tokens per step (default: %(default)s)")
     parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
     parser.add_argument("-np", "--parallel", type=int, default=max_seqs, help="sequences at once (%(default)s)")
     add_cache_flags(parser)
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
 
 
 def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cache")
-    group.add_argument("--cache", choices=NAMES, default="auto", help="strategy (default: auto)")
+    group.add_argument("--cache", choices=NAMES, default="auto", help="strategy (default: %(default)s)")
     group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help="cells (default: bf16)")
     group.add_argument("--cache-layout", choices=tuple(LAYOUTS), help="order of the bytes in a block")
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help="budget for keys and values")
@@ -39,7 +45,14 @@ def add_cache_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("-n", "--predict", type=int, default=128, help="most tokens to generate (default: %(default)s)")
+    group.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=128,
+        help="most tokens to generate; -1: until the text ends or the context is full (default: %(default)s)",
+    )
     group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy (default: 0)")
     group.add_argument("--top-k", type=int, default=0, help="0 is off (default: 0)")
     group.add_argument("--top-p", type=float, default=1.0, help="1 is off (default: 1)")
@@ -62,13 +75,15 @@ def parse_bytes(text: str) -> int:
     number = text[:-1] if text[-1:].upper() in UNITS else text
     try:
         return int(float(number) * unit)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: give 500M or 2G") from None
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    if args.predict < 1 and args.predict != -1:
+        raise KvarnError(f"-n is {args.predict}; it must be at least 1, or -1 for as many as there are")
     return SamplingParams(
-        max_tokens=args.predict,
+        max_tokens=UNBOUNDED if args.predict == -1 else args.predict,
         temperature=args.temp,
         top_k=args.top_k,
         top_p=args.top_p,
@@ -84,6 +99,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def load(args: argparse.Namespace) -> LLM:
     """The model that the flags describe, with a line of progress where somebody watches."""
+    for flag, name, least in (("-b", "batch_size", 1), ("-np", "parallel", 1), ("-c", "ctx_size", 0)):
+        if (given := getattr(args, name)) is not None and given < least:
+            raise KvarnError(f"{flag} is {given}; it must be at least {least}")
     with progress.Line() as line:
         return LLM(
             args.model,
@@ -104,11 +122,22 @@ def load(args: argparse.Namespace) -> LLM:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    if (args.prompt is None) == (args.file is None):
-        raise KvarnError("give the prompt with -p TEXT, or with -f FILE")
-    if args.prompt == "-":
-        return sys.stdin.read()
-    return args.prompt if args.prompt is not None else read_text(args.file)
+    if args.prompt is not None and args.file is not None:
+        raise KvarnError("give the prompt with -p TEXT, or with -f FILE, not both")
+    if args.file is not None:
+        return read_text(args.file)
+    if args.prompt is not None:
+        return read_input() if args.prompt == "-" else str(args.prompt)
+    if sys.stdin.isatty() or not (piped := read_input()):
+        raise KvarnError("give the prompt with -p TEXT, with -f FILE, or on standard input")
+    return piped
+
+
+def read_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode() if isinstance(sys.stdin, TextIOWrapper) else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise KvarnError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from None
 
 
 def read_text(name: str) -> str:

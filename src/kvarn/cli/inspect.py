@@ -22,7 +22,7 @@ from kvarn.loading.pull import resolve
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2", help="a name, .gguf, folder or hf:org/repo")
-    parser.add_argument("-c", "--ctx-size", type=int, help="context for the sizes (default: up to 4096)")
+    parser.add_argument("-c", "--ctx-size", type=int, help="context; 0: the model's own (default: up to 4096)")
     parser.add_argument("--window", type=int, help="window of ring, sliding and sinks")
     parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
 
@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> None:
 
 def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
     config, pool = checkpoint.config, make_pool(None)
-    context = args.ctx_size or min(config.context, DEFAULT_CONTEXT)
+    for flag, given, least in (("-c", args.ctx_size, 0), ("--window", args.window, 1)):
+        if given is not None and given < least:
+            raise KvarnError(f"{flag} is {given}; it must be at least {least}")
+    context = min(config.context, DEFAULT_CONTEXT) if args.ctx_size is None else args.ctx_size or config.context
     tensors = [tensor_row(checkpoint, info, pool) for info in checkpoint.infos]
     return {
         "name": config.name,

@@ -6,18 +6,23 @@ import sys
 
 from kvarn import scoring
 from kvarn.cli import flags
+from kvarn.errors import KvarnError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", required=True, help="the text")
     parser.add_argument("--chunks", type=int, help="score only the first N windows")
-    flags.add_model_flags(parser)
+    flags.add_model_flags(parser, context="512")
+    flags.add_json_flag(parser)
     parser.set_defaults(ctx_size=512)
 
 
 def run(args: argparse.Namespace) -> None:
     text = flags.read_text(args.file)
+    if args.chunks is not None and args.chunks < 1:
+        raise KvarnError(f"--chunks is {args.chunks}; it must be at least 1")
     llm = flags.load(args)
+    window = args.ctx_size or llm.config.context
     tokens = llm.tokenizer.encode(text)
     watched = sys.stderr.isatty()
 
@@ -27,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
 
     bos = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     result = scoring.perplexity(
-        llm.program, llm.cache, tokens, args.ctx_size, args.chunks, bos, min(args.batch_size, args.ctx_size), progress
+        llm.program, llm.cache, tokens, window, args.chunks, bos, min(args.batch_size, window), progress
     )
     if watched:
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr)

