@@ -149,7 +149,7 @@ def replaced(folder, file, content):
 
 
 BAD_FOLDERS = {
-    "no config": ("config.json", None, "config.json cannot be read"),
+    "no config": ("config.json", None, "has no config.json, so it is no model; give a .gguf file"),
     "config no JSON": ("config.json", b"{", "is not JSON"),
     "config too deep": ("config.json", b"[" * 100_000, "is not JSON"),
     "config not UTF-8": ("config.json", b'{"a": "\xff"}', "is not JSON"),
@@ -246,3 +246,10 @@ def test_real_models_open_whole(name):
     if name.startswith("gemma"):
         assert c.windows == ((512,) * 5 + (None,)) * 3
         assert c.local_rope == Rope(10000.0, 256)
+
+
+def test_a_folder_that_holds_gguf_files_names_them(tmp_path) -> None:
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(BadModel, match=r"no config.json, so it is no model; it holds a.gguf, b.gguf: give such a file"):
+        open_checkpoint(tmp_path)

@@ -58,7 +58,9 @@ class Target:
         try:
             return [str(model["id"]) for model in json.loads(text)["data"]]
         except (ValueError, KeyError, TypeError):
-            raise KvarnError(f"{self._url.geturl()}: /v1/models answers {status}, not a list of models") from None
+            told = f"answers {status}, not a list of models{_message(text)}"
+            hint = "; give a key with --api-key" if status == 401 else ""
+            raise KvarnError(f"{self._url.geturl()}: /v1/models {told}{hint}") from None
 
     async def ask(self, body: dict[str, Any]) -> Outcome:
         outcome = Outcome(time.perf_counter())
@@ -77,7 +79,7 @@ class Target:
             outcome.error = str(error)
         outcome.end = time.perf_counter()
         if status not in (0, 200):
-            outcome.error = f"status {status}"
+            outcome.error = f"status {status}{_message(rest)}"
         elif outcome.error is None and not outcome.pieces:
             outcome.error = "no text"
         return outcome
@@ -108,6 +110,14 @@ class Target:
             raise KvarnError(f"the connection broke: {error}") from None
         finally:
             writer.close()
+
+
+def _message(answer: bytes) -> str:
+    """What an error says, if it has OpenAI's shape."""
+    try:
+        return f" ({json.loads(answer)['error']['message'][:200]})"
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _take(outcome: Outcome, line: bytes, now: float) -> None:

@@ -119,6 +119,10 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """A .gguf file or a folder with config.json and safetensors."""
     path = Path(path)
     if path.is_dir():
+        if not (path / "config.json").exists():
+            files = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:3])
+            what = f"it holds {files}: give such a file" if files else "give a .gguf file or a folder with safetensors"
+            raise BadModel(f"{path} has no config.json, so it is no model; {what}")
         folder = SafetensorsFolder.open(path)
         config = hf_config(path, folder.config, len(folder.tensors))
         tied = settings(path, folder.config).flag("tie_word_embeddings", False)
