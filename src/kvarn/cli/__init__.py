@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -70,4 +71,5 @@ def _ready_streams() -> None:
 
 def _give_up_output() -> None:
     """Nothing more can be written, also not what is still to be flushed at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # an object that is no file needs no rescue
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
