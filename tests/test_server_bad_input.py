@@ -150,6 +150,11 @@ def test_what_asks_for_nothing_is_accepted(server: Served, fields: dict) -> None
     assert reply.status == 200, reply
 
 
+def test_clients_can_tell_what_is_too_long(server: Served) -> None:
+    for body in (text(prompt="x" * 300), text(prompt="a" * 7_000_000), text(max_tokens=10_000)):
+        assert server.ask(TEXT, body).json["error"]["code"] == "context_length_exceeded"
+
+
 def test_other_addresses_and_methods(server: Served) -> None:
     assert server.ask("/v1/nothing").status == 404
     assert server.ask("/v1/nothing").error == "GET /v1/nothing: there is nothing here"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
-from kvarn.errors import KvarnError, QueueFull
+from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.models.config import ModelConfig
 from kvarn.request import Request, Sample, SamplingParams, Timing
 from kvarn.sampling import History, Sampled, Sampler, make_sampler
@@ -100,9 +100,11 @@ class Engine:
         self.scheduler.kept.forget(_scoped(salt, conversation))
 
     def finish(self, sample: Sample, reason: str) -> None:
-        """End one sample early, as a stop string does."""
+        """End one sample early, as a stop string does; one that comes with the last token that may is a stop, too."""
         if sample.finish_reason is None:
             self._finish(sample, reason)
+        elif (sample.finish_reason, reason) == ("length", "stop"):
+            sample.finish_reason = reason
 
     def step(self) -> list[Event]:
         """One step of everything that moves. A fault in it is raised; `isolate` then lets the others go on."""
@@ -202,12 +204,12 @@ class Engine:
             raise KvarnError(f"the prompt has a token outside the vocabulary of {vocab}")
         context = self.cache.plan.groups[0].geometry.context
         if len(prompt) >= context:
-            raise KvarnError(
+            raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens and the context holds {context}, of which at least one is for "
                 "the answer: shorten the prompt or raise the context (-c)"
             )
         if len(prompt) >= self.cache.longest:
-            raise KvarnError(
+            raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens and the whole cache holds {self.cache.longest}: "
                 "shorten the prompt or raise the cache's bytes (--cache-bytes)"
             )

@@ -41,6 +41,10 @@ class OutOfMemory(KvarnError):
     """The byte budget does not hold one sequence."""
 
 
+class PromptTooLong(KvarnError):
+    """The prompt leaves no room for an answer."""
+
+
 class QueueFull(KvarnError):
     """As many requests wait as may: try again later."""
 

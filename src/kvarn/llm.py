@@ -25,6 +25,7 @@ from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.pull import resolve
 from kvarn.models.architectures import forward_of
+from kvarn.models.config import ModelConfig
 from kvarn.models.weights import needed
 from kvarn.progress import Progress, quiet
 from kvarn.request import Request, Sample, SamplingParams
@@ -132,7 +133,7 @@ class LLM:
         self.tokenizer = tokenizer_of(checkpoint)
         config = CacheConfig(
             layers=self.config.layer_specs,
-            context=min(self.config.context, DEFAULT_CONTEXT) if context is None else context or self.config.context,
+            context=context_of(self.config, context),
             strategy=cache,
             codec=cache_type,
             layout=cache_layout,
@@ -230,8 +231,6 @@ class Job:
         writer = self.writers[sample.index]
         ended_by_token = sample.finish_reason == "stop"
         stopped = not ended_by_token and writer.push(sampled.token)
-        if stopped and sample.finish_reason == "length":  # both at once: what the caller asked for has come
-            sample.finish_reason = "stop"
         if sample.finish_reason or stopped:
             writer.close()
         return stopped
@@ -248,6 +247,11 @@ class Job:
             sample.finish_reason or "cancelled",
             self.logprobs.get(sample.index, []),
         )
+
+
+def context_of(config: ModelConfig, asked: int | None) -> int:
+    """None: a common one; 0: all that the model was trained for."""
+    return min(config.context, DEFAULT_CONTEXT) if asked is None else asked or config.context
 
 
 def _check_memory(wanted: int) -> None:

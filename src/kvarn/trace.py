@@ -54,14 +54,6 @@ class Traced:
         steps = [event("step", 1, begin, end, tokens=n, rows=rows) for begin, end, n, rows in self._steps]
         return steps + [event(name, 2, begin, end) for name, begin, end in kernels]
 
-    @staticmethod
-    def check(path: str) -> None:
-        """Refuse a file that cannot be written before time is spent on what should stand in it."""
-        try:
-            Path(path).open("a").close()
-        except OSError as error:
-            raise KvarnError(f"{path}: {error.strerror}") from None
-
     def save(self, path: str) -> None:
         names = [
             {"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": name}}

@@ -14,6 +14,7 @@ from kvarn.llm import BACKENDS, LLM
 from kvarn.request import SamplingParams
 
 UNBOUNDED = 1 << 30  # tokens: the context ends an answer before
+SHORT = {"batch_size": "-b", "parallel": "-np", "ctx_size": "-c"}  # where people give the short name
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -79,6 +80,14 @@ def parse_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: give 500M or 2G") from None
 
 
+def at_least(least: float, **given: float | None) -> None:
+    """Flags by their name in the parsed arguments; one that was not given is right."""
+    for name, value in given.items():
+        if value is not None and not value >= least:
+            flag = SHORT.get(name) or f"--{name.replace('_', '-')}"
+            raise KvarnError(f"{flag} is {value}; it must be at least {least}")
+
+
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     if args.predict < 1 and args.predict != -1:
         raise KvarnError(f"-n is {args.predict}; it must be at least 1, or -1 for as many as there are")
@@ -99,9 +108,8 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def load(args: argparse.Namespace) -> LLM:
     """The model that the flags describe, with a line of progress where somebody watches."""
-    for flag, name, least in (("-b", "batch_size", 1), ("-np", "parallel", 1), ("-c", "ctx_size", 0)):
-        if (given := getattr(args, name)) is not None and given < least:
-            raise KvarnError(f"{flag} is {given}; it must be at least {least}")
+    at_least(1, batch_size=args.batch_size, parallel=args.parallel)
+    at_least(0, ctx_size=args.ctx_size)
     with progress.Line() as line:
         return LLM(
             args.model,

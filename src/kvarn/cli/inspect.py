@@ -11,10 +11,11 @@ from kvarn.cache.codecs import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.strategy import STRATEGIES
+from kvarn.cli.flags import at_least
 from kvarn.cli.text import human_bytes, print_table
 from kvarn.errors import KvarnError
 from kvarn.isa import Pool
-from kvarn.llm import DEFAULT_CONTEXT
+from kvarn.llm import context_of
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import TensorInfo
 from kvarn.loading.pull import resolve
@@ -39,10 +40,9 @@ def run(args: argparse.Namespace) -> None:
 
 def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
     config, pool = checkpoint.config, make_pool(None)
-    for flag, given, least in (("-c", args.ctx_size, 0), ("--window", args.window, 1)):
-        if given is not None and given < least:
-            raise KvarnError(f"{flag} is {given}; it must be at least {least}")
-    context = min(config.context, DEFAULT_CONTEXT) if args.ctx_size is None else args.ctx_size or config.context
+    at_least(0, ctx_size=args.ctx_size)
+    at_least(1, window=args.window)
+    context = context_of(config, args.ctx_size)
     tensors = [tensor_row(checkpoint, info, pool) for info in checkpoint.infos]
     return {
         "name": config.name,

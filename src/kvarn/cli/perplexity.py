@@ -6,7 +6,7 @@ import sys
 
 from kvarn import scoring
 from kvarn.cli import flags
-from kvarn.errors import KvarnError
+from kvarn.llm import context_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +19,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     text = flags.read_text(args.file)
-    if args.chunks is not None and args.chunks < 1:
-        raise KvarnError(f"--chunks is {args.chunks}; it must be at least 1")
+    flags.at_least(1, chunks=args.chunks)
     llm = flags.load(args)
-    window = args.ctx_size or llm.config.context
+    window = context_of(llm.config, args.ctx_size)
     tokens = llm.tokenizer.encode(text)
     watched = sys.stderr.isatty()
 

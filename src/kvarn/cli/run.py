@@ -24,13 +24,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     prompt, params = flags.read_prompt(args), flags.sampling_params(args)
-    if args.trace:
-        Traced.check(args.trace)
     start = time.perf_counter()
     llm = flags.load(args)
     load_seconds = time.perf_counter() - start
     if args.trace:
         llm.engine.program = traced = Traced(llm.program)
+        traced.save(args.trace)  # empty: a file that cannot be written is known before time is spent
     job = llm.start(llm.render([{"role": "user", "content": prompt}]) if args.chat else prompt, params)
     for piece in llm.stream_job(job):
         if not args.json:

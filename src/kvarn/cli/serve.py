@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= 65535:
         raise KvarnError(f"--port is {args.port}; it must be between 0 (a free one) and 65535")
-    for flag, least in (("queue", 1), ("chunk", 1), ("drain_seconds", 0), ("reader_seconds", 1)):
-        if not getattr(args, flag) >= least:
-            raise KvarnError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}; it must be at least {least}")
+    flags.at_least(1, queue=args.queue, chunk=args.chunk, reader_seconds=args.reader_seconds)
+    flags.at_least(0, drain_seconds=args.drain_seconds)
     if not args.drain_seconds < 1e9:
         raise KvarnError(f"--drain-seconds is {args.drain_seconds}; give a number of seconds")
     if args.batch_size <= args.parallel:

@@ -47,9 +47,7 @@ Packed pack_rows(Pool& pool, const std::string& type, In given, int64_t cols, co
            "pack: " + type + " needs its grid, [" + std::to_string(points) + ", " +
                std::to_string(stored->grid_columns) + "] of int8");
     nb::gil_scoped_release release;
-    Packed out = allocate(stored->kind, rows.shape(0), cols);
-    if (stored->numbers)
-        for (int i = 0; i < 16; ++i) out.table[i] = uint8_t(stored->numbers[i] + 128);
+    const Packed out = allocate(*stored, rows.shape(0), cols);
     over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
         pack(*stored, points ? grid->data() : nullptr, rows.data(), out, begin, end);
     });

@@ -214,6 +214,13 @@ Packed allocate(Kind kind, int64_t rows, int64_t cols) {
     return w;
 }
 
+Packed allocate(const Stored& stored, int64_t rows, int64_t cols) {
+    Packed w = allocate(stored.kind, rows, cols);
+    if (stored.numbers)
+        for (int i = 0; i < 16; ++i) w.table[i] = uint8_t(stored.numbers[i] + 128);
+    return w;
+}
+
 void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin,
           int64_t end) {
     const int64_t row_bytes = out.cols / stored.columns * stored.bytes;

@@ -85,6 +85,7 @@ bool fits(const Stored& stored, const int8_t* grid);
 
 std::shared_ptr<uint8_t> pages(int64_t bytes);           // zeroed, in large pages where the system has them
 Packed allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
+Packed allocate(const Stored& stored, int64_t rows, int64_t cols);
 
 // Rows of stored bytes into groups [begin, end). Groups are independent: threads may share the work.
 void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin, int64_t end);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kBarrierSpin = 40'000;  // ns: longer than the imbalance of an operation
 constexpr int64_t kIdleSpin = 500'000;    // ns: longer than what Python does between two steps
-constexpr int64_t kStay = 1'000'000;      // ns between two moves of a thread, which cost some 10 us
+constexpr int64_t kStay = 1'000'000;      // ns between two moves of a thread, which cost some 30 us
 
 void pause() {
 #if defined(__x86_64__)

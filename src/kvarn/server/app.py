@@ -111,17 +111,9 @@ class Service:
     def _order(self, prompt: list[int], call: Call, salt: bytes) -> Order:
         room = self.llm.cache.longest + 1 - len(prompt)  # the last token needs no place
         wanted = call.max_tokens
-        if room <= 1:
-            raise Refusal(
-                400,
-                f"the prompt has {len(prompt)} tokens and the context holds {self.llm.cache.longest}, of which at "
-                "least one is for the answer: shorten the prompt",
-                "messages" if call.chat else "prompt",
-                "context_length_exceeded",
-            )
         if wanted is None:
             wanted = room if call.chat else min(COMPLETION_TOKENS, room)
-        elif room < wanted:
+        elif 0 < room < wanted:
             raise Refusal(
                 400,
                 f"the prompt has {len(prompt)} tokens and max_tokens is {wanted}: together more than the "

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from kvarn.errors import KvarnError, QueueFull
+from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.explain import Explanation, to_json
 from kvarn.llm import TokenLogprob
 from kvarn.server.access import Caller
@@ -194,6 +194,6 @@ def fault(error: Exception, retry_after: int = 1) -> Refusal:
     if isinstance(error, QueueFull):
         return Refusal(429, str(error), code="queue_full", retry_after=retry_after)
     if isinstance(error, KvarnError):
-        return Refusal(400, str(error))
+        return Refusal(400, str(error), code="context_length_exceeded" if isinstance(error, PromptTooLong) else None)
     log.error("a request failed: %s: %s", type(error).__name__, error)
     return Refusal(500, f"the request failed through a fault of the server ({type(error).__name__})")

@@ -168,10 +168,10 @@ inline Floats accumulate(Floats acc, const Bytes* w, const Scales<K>& s, const i
 constexpr int64_t kAhead = 8192;  // bytes of weights to expect ahead, when they come from memory
 
 // Some lines of what is coming, beside a block of rows: so many that memory keeps up, and the block hardly waits.
-template <int kLines>
 inline void bring(Coming& c) {
     if (c.piece == c.n) return;
     const uint8_t* p = c.pieces[c.piece] + c.at;
+    constexpr int kLines = 8;
     for (int line = 0; line < kLines; ++line) expect(p + line * 64);
     if ((c.at += kLines * 64) >= c.bytes) c.at = 0, ++c.piece;
 }

@@ -23,7 +23,7 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
                 const uint8_t* p = codes + b * block_bytes(K);
                 if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
                     for (int64_t line = 0; line < share; line += 64) expect(scales + b * share + kAhead + line);
-                if constexpr (kWide && R == 16) bring<8>(coming);
+                if constexpr (kWide && R == 16) bring(coming);
                 Bytes v[8];
                 unpack<K>(p + row * 4, table, v);
                 const Scales<K> s(scales, b, row);

@@ -60,7 +60,7 @@ void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int
     KVARN_UNROLL(16)
     for (int r = 0; r < int(kTile); ++r) acc[r] = same(0.0f);
     const auto ask = [&]<int T>(int64_t b) {
-        bring<8>(coming);
+        bring(coming);
         if (b < w.blocks) block_sums<K, T>(xs + b * kTile * kBlock, codes + b * 512, sums[T]);
     };
     const auto apply = [&]<int T>(int64_t b) __attribute__((always_inline)) {
