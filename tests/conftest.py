@@ -19,10 +19,11 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With test material present nothing has an excuse to be skipped."""
+    """With test material present nothing has an excuse to be skipped, but that the processor cannot run it."""
     outcome = yield
     report = outcome.get_result()
-    if report.skipped and os.environ.get("KVARN_TEST_MATERIAL") and not hasattr(report, "wasxfail"):
+    lacks = call.excinfo is not None and call.excinfo.errisinstance(harness.LacksInstructions)
+    if report.skipped and os.environ.get("KVARN_TEST_MATERIAL") and not lacks and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped although KVARN_TEST_MATERIAL is set: {reason}"

@@ -12,6 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from kvarn import isa
 from kvarn.backends.base import Backend
@@ -23,6 +24,12 @@ from kvarn.cache.counters import Counters
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
+
+
+
+class LacksInstructions(pytest.skip.Exception):
+    """A test that this processor cannot run. The one kind of skip that is no failure when test material is present."""
+
 
 Schedule = Sequence[dict[int, int]]  # per step: sequence -> new tokens
 BACKENDS = ("reference", *isa.available())  # the native one by instruction set

@@ -3,6 +3,7 @@
 Used by the tests and by scripts/golden_tiny.py, which runs the same files through llama.cpp.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -33,9 +34,17 @@ CHAT = """{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 
 
-def write(path: Path, variant: str, chat_template: str | None = None, context: int = CONTEXT) -> Path:
+def write(
+    path: Path,
+    variant: str,
+    chat_template: str | None = None,
+    context: int = CONTEXT,
+    draw: Callable[[tuple[int, ...]], np.ndarray] | None = None,
+) -> Path:
+    """`draw` gives weights of a shape, of variance 1; without it they are normal."""
     architecture, _, scaling = variant.partition("-")
     rng = np.random.default_rng(sum(map(ord, variant)))
+    draw = draw or rng.standard_normal
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")  # llama.cpp treats some names (phi-3) in a way of their own
     writer.add_context_length(context)
@@ -67,7 +76,7 @@ def write(path: Path, variant: str, chat_template: str | None = None, context: i
         writer.add_chat_template(chat_template)
     for name, shape in shapes(architecture):
         spread = 0.1 if "norm" in name else 1.5 * shape[-1] ** -0.5
-        values = rng.standard_normal(shape) * spread + (1 if "norm" in name else 0)
+        values = draw(shape) * spread + (1 if "norm" in name else 0)
         writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -32,7 +32,6 @@ from kvarn.request import Request, Sample, SamplingParams
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.writer import Writer
-from kvarn.threads import limit_threads
 
 DEFAULT_CONTEXT = 4096  # or what the model was trained for, if that is less
 
@@ -85,10 +84,7 @@ class Ready:
         if name not in BACKENDS:
             raise KvarnError(f"unknown backend {name!r}; there are: {', '.join(BACKENDS)}")
         self.native = name == "cpu"
-        if self.native:
-            self._pool = make_pool(threads)
-        else:
-            limit_threads(threads)
+        self._pool = make_pool(threads)
         self.backend: Backend = Cpu(self._pool) if self.native else Reference()
 
     def load(self, checkpoint: Checkpoint, step_tokens: int, progress: Progress) -> Program:
@@ -96,7 +92,7 @@ class Ready:
             program = load_program(checkpoint, self._pool, progress)
             program.reserve(step_tokens)
             return program
-        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress))
+        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress), self._pool)
 
 
 class LLM:

@@ -13,11 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn.cache.codec import Floats
+from kvarn.arithmetic import Doubles, Floats, exp, log, total
 from kvarn.errors import KvarnError
 from kvarn.request import SamplingParams
-
-Doubles = NDArray[np.float64]
 
 
 class Sampled(NamedTuple):
@@ -110,10 +108,11 @@ def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int],
     def draw(scores: Doubles, k: int, i: int) -> int:
         ids = _largest(scores, params.top_k)
         kept = scores[ids] / params.temperature
-        p = np.exp(kept - kept[0])
+        p = exp(kept - kept[0])
         if params.top_p < 1:
-            before = np.cumsum(p) - p  # mass above each: the one that crosses top_p stays
-            n = int(np.count_nonzero(before < params.top_p * p.sum()))
+            mass = np.cumsum(p)
+            before = mass - p  # mass above each: the one that crosses top_p stays
+            n = int(np.count_nonzero(before < params.top_p * mass[-1]))
             ids, p = ids[:n], p[:n]
         if params.min_p:
             n = int(np.count_nonzero(p >= params.min_p * p[0]))
@@ -151,5 +150,5 @@ def _reporting(n: int) -> Callable[[Floats, int], tuple[float, tuple[tuple[int, 
 def log_softmax(logits: Floats) -> Doubles:
     x = logits.astype(np.float64)
     shifted = x - x.max(-1, keepdims=True)
-    result: Doubles = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    result: Doubles = shifted - log(total(exp(shifted)))[..., None]
     return result

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
+from kvarn.arithmetic import exp
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
 from kvarn.engine import Program
@@ -66,8 +68,9 @@ def perplexity(
             text[0] = bos
         logprobs = log_softmax(score(program, cache, text, window // 2, chunk)[:-1])
         losses += (-logprobs[np.arange(len(targets)), targets]).tolist()
-        mean, deviation = float(np.mean(losses)), float(np.std(losses))
-        ppl = math.exp(mean)
+        mean = fmean(losses)
+        deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in losses))
+        ppl = float(exp(np.array(mean)))
         result = Perplexity(ppl, ppl * deviation / math.sqrt(max(len(losses) - 1, 1)), len(losses), index + 1)
         progress(result, total)
     return result

@@ -11,6 +11,7 @@ from kvarn.loading.fields import Fields
 from kvarn.loading.gguf import GGUFFile
 from kvarn.loading.quants import dequantize
 from kvarn.models.config import FactorScaling, LinearScaling, ModelConfig, Rope, RopeScaling, YarnScaling
+from kvarn.models.rope import yarn_magnitude
 
 # llama covers Mistral too.
 ARCHITECTURES = {name: name for name in ("llama", "qwen2", "qwen3", "gemma3", "phi3")}
@@ -130,5 +131,5 @@ def _yarn(fields: Fields, factor: float, context: int) -> YarnScaling:
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
         # GGUF's factor multiplies the usual one, where Hugging Face's replaces it.
-        attention_factor=None if given == 1.0 else given * float(1.0 + 0.1 * np.log(factor)),
+        attention_factor=None if given == 1.0 else given * yarn_magnitude(factor),
     )

@@ -1,6 +1,11 @@
-"""Rotary position embedding: frequencies and magnitude, with the scalings that models use."""
+"""Rotary position embedding: frequencies and magnitude, with the scalings that models use.
+
+Powers and logarithms are rounded correctly, by way of `decimal`: a library's are not the same on every machine (NumPy's
+power differs with and without AVX-512), and an angle is a frequency times a position of up to a million.
+"""
 
 import math
+from decimal import Context, Decimal
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +17,7 @@ from kvarn.models.config import FactorScaling, LinearScaling, Llama3Scaling, Rop
 @lru_cache
 def frequencies(rope: Rope) -> NDArray[np.float64]:
     """[dim / 2] radians per position."""
-    plain: NDArray[np.float64] = rope.base ** (-np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim)
+    plain = np.array([_power(rope.base, -i / rope.dim) for i in range(0, rope.dim, 2)])
     match rope.scaling:
         case None:
             return plain
@@ -32,7 +37,22 @@ def magnitude(rope: Rope) -> float:
         return 1.0
     if rope.scaling.attention_factor is not None:
         return rope.scaling.attention_factor
-    return 1.0 + 0.1 * math.log(rope.scaling.factor)
+    return yarn_magnitude(rope.scaling.factor)
+
+
+def yarn_magnitude(factor: float) -> float:
+    return 1.0 + 0.1 * _log(factor)
+
+
+_DIGITS = Context(prec=50)
+
+
+def _power(base: float, exponent: float) -> float:
+    return float(_DIGITS.exp(_DIGITS.multiply(Decimal(exponent), _DIGITS.ln(Decimal(base)))))
+
+
+def _log(x: float) -> float:
+    return float(_DIGITS.ln(Decimal(x)))
 
 
 def _llama3(plain: NDArray[np.float64], scaling: Llama3Scaling) -> NDArray[np.float64]:
@@ -47,7 +67,7 @@ def _yarn(plain: NDArray[np.float64], rope: Rope, scaling: YarnScaling) -> NDArr
     """Dimensions that turn often keep their frequency, those that turn seldom are slowed, with a ramp between."""
 
     def dimension(turns: float) -> float:
-        return rope.dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.base))
+        return rope.dim * _log(scaling.original_context / (turns * 2 * math.pi)) / (2 * _log(rope.base))
 
     low = max(math.floor(dimension(scaling.beta_fast)), 0)
     high = min(math.ceil(dimension(scaling.beta_slow)), rope.dim - 1)

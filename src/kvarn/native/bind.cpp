@@ -11,6 +11,7 @@
 
 namespace nb = nanobind;
 
+void bind_arithmetic(nb::module_& m);
 void bind_cpu(nb::module_& m);
 
 namespace {
@@ -86,6 +87,7 @@ NB_MODULE(_native, m) {
     m.def("encode_f16", &encode_f16, x, out);
     m.def("encode_int8", &encode_int8, x, out, scale);
 
+    bind_arithmetic(m);
     bind_cpu(m);
     nb::class_<kvarn::Markers>(m, "Markers")
         .def("__init__",

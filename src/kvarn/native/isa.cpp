@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "amx_probe.hpp"
+#include "dots.hpp"
 #include "linear.hpp"
 #include "view.hpp"
 
@@ -14,14 +15,15 @@
 namespace kvarn {
 
 // What each compilation of the kernels' sources defines.
-#define KVARN_DECLARE(isa)                                                   \
-    namespace isa {                                                          \
-    extern const Cells cells;                                                \
-    extern const Linear linear[2];                                           \
-    extern const Rows rows;                                                  \
-    extern const Attention attention[2];                                     \
-    const Kernels kernels[2] = {{&cells, &linear[0], &rows, &attention[0]},  \
-                                {&cells, &linear[1], &rows, &attention[1]}}; \
+#define KVARN_DECLARE(isa)                                                              \
+    namespace isa {                                                                     \
+    extern const Cells cells;                                                           \
+    extern const Linear linear[2];                                                      \
+    extern const Rows rows;                                                             \
+    extern const Attention attention[2];                                                \
+    extern const Dots products;                                                         \
+    const Kernels kernels[2] = {{&cells, &linear[0], &rows, &attention[0], &products},  \
+                                {&cells, &linear[1], &rows, &attention[1], &products}}; \
     }
 KVARN_DECLARE(portable)
 #if defined(KVARN_X86)

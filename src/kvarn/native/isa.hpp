@@ -19,6 +19,7 @@ enum class Order { Pairs, Tiles };
 struct Linear;
 struct Rows;
 struct Attention;
+struct Dots;
 
 // The cell encoders of one instruction set. Arrays are contiguous; `out` never overlaps `x`.
 struct Cells {
@@ -33,6 +34,7 @@ struct Kernels {  // everything one instruction set brings
     const Linear* linear;
     const Rows* rows;
     const Attention* attention;
+    const Dots* dots;
 };
 
 std::vector<std::string> cpu_features();  // what the processor and the operating system offer, by name

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "elementary.hpp"
+
 namespace kvarn {
 
 namespace {
@@ -157,8 +159,9 @@ void Program::walk(Step& step, int thread) {
         for (int64_t t = step.n_tokens * thread / threads; t < step.n_tokens * (thread + 1) / threads; ++t)
             for (int64_t i = 0; i < half; ++i) {
                 const double angle = double(step.positions[t]) * table.frequencies[size_t(i)];
-                table.cos[size_t(t * half + i)] = float(double(table.magnitude) * std::cos(angle));
-                table.sin[size_t(t * half + i)] = float(double(table.magnitude) * std::sin(angle));
+                const SinCos both = sin_cos(angle);
+                table.cos[size_t(t * half + i)] = float(double(table.magnitude) * both.cos);
+                table.sin[size_t(t * half + i)] = float(double(table.magnitude) * both.sin);
             }
     }
     expect_cells(step, 0, thread);

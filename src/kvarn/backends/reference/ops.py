@@ -1,24 +1,21 @@
 """The operations in NumPy: every call computes at once.
 
-Exact in the sense of docs/design.md: a row's bits do not depend on the rows beside it. Reductions run along one row;
-products with weights have one shape, ROWS rows, padded with zeros, because BLAS rounds a row differently for another
-number of rows. (That a row's place among the ROWS does not matter is tested, tests/test_ops.py.)
+Exact in the sense of docs/design.md: a row's bits do not depend on the rows beside it. Sums and elementary functions
+are kvarn.arithmetic's; all else is single IEEE operations on elements.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn.arithmetic import dots, exp
 from kvarn.backends.ops import Activation
 from kvarn.backends.reference import rope as rotation
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
-from kvarn.cache.spec import align
+from kvarn.isa import Pool
 from kvarn.models.config import Rope
-
-ROWS = 16
 
 
 class ReferenceOps:
@@ -32,6 +29,7 @@ class ReferenceOps:
         tokens: NDArray[np.int64],  # [T]
         positions: NDArray[np.int32],  # [T]
         rows: NDArray[np.intp],
+        pool: Pool,
     ) -> None:
         self._weights = weights
         self._eps = np.float32(norm_eps)
@@ -39,19 +37,20 @@ class ReferenceOps:
         self._tokens = tokens
         self._positions = positions
         self._rows = rows
+        self._pool = pool
 
     def embed(self, weight: str, scale: float = 1.0) -> Floats:
         x = self._weights[weight][self._tokens]
         return x if scale == 1.0 else x * np.float32(scale)
 
     def rms_norm(self, x: Floats, weight: str, heads: int = 1) -> Floats:
-        parts = np.ascontiguousarray(x.reshape(len(x), heads, -1))
-        mean = np.square(parts).mean(-1, keepdims=True)
+        parts = np.ascontiguousarray(x.reshape(len(x), heads, 1, -1))
+        mean = dots(parts, parts, self._pool) / np.float32(parts.shape[-1])  # [T, heads, 1, 1]
         normed: Floats = parts / np.sqrt(mean + self._eps) * self._weights[weight]
         return normed.reshape(x.shape)
 
     def linear(self, x: Floats, weight: str, bias: str | None = None) -> Floats:
-        y = times_transposed(x, self._weights[weight])
+        y = dots(x, self._weights[weight], self._pool)
         return y if bias is None else y + self._weights[bias]
 
     def rope(self, x: Floats, heads: int, rope: Rope) -> Floats:
@@ -70,28 +69,18 @@ class ReferenceOps:
         return x + y
 
     def logits(self, x: Floats, weight: str) -> Floats:
-        return times_transposed(x[self._rows], self._weights[weight])
+        return dots(x[self._rows], self._weights[weight], self._pool)
 
     def has(self, weight: str) -> bool:
         return weight in self._weights
 
 
-def times_transposed(x: Floats, weight: Floats) -> Floats:
-    """x [T, in] @ weight [out, in] transposed, in tiles of ROWS rows."""
-    padded = np.zeros((align(len(x), ROWS), x.shape[1]), np.float32)
-    padded[: len(x)] = x
-    out = np.empty((len(padded), len(weight)), np.float32)
-    for start in range(0, len(padded), ROWS):
-        np.matmul(padded[start : start + ROWS], weight.T, out=out[start : start + ROWS])
-    return out[: len(x)]
-
-
 def silu(x: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # exp(-x) of a very negative x is infinity, and the quotient 0
-        result: Floats = x / (1 + np.exp(-x))
-    return result
+    return (x / (1 + exp(-x.astype(np.float64)))).astype(np.float32)
 
 
-def gelu(x: Floats) -> Any:
-    inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+def gelu(x: Floats) -> Floats:
+    """The tanh approximation; 0.5 (1 + tanh z) is 1 / (1 + exp(-2 z))."""
+    wide = x.astype(np.float64)
+    inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
+    return (wide / (1 + exp(-2 * inner))).astype(np.float32)

@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from kvarn.backends.reference.ops import ReferenceOps
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
+from kvarn.isa import Pool
 from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
 
 
 class ReferenceProgram:
-    def __init__(self, config: ModelConfig, weights: dict[str, Floats]) -> None:
+    def __init__(self, config: ModelConfig, weights: dict[str, Floats], pool: Pool | None = None) -> None:
         self.config = config
         self._weights = weights
+        self._pool = pool or Pool(1)
         self._forward: Callable[[Any, ModelConfig], Any] = forward_of(config.architecture)
 
     @property
@@ -31,6 +33,6 @@ class ReferenceProgram:
         self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
     ) -> Floats:
         """Logits [len(rows), vocabulary] of these rows of the step that `cache` has prepared."""
-        ops = ReferenceOps(self._weights, self.config.norm_eps, cache, tokens, positions, rows)
+        ops = ReferenceOps(self._weights, self.config.norm_eps, cache, tokens, positions, rows, self._pool)
         logits: Floats = self._forward(ops, self.config)
         return logits

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn.arithmetic import sin_cos
 from kvarn.backends.reference import cells
 from kvarn.cache.codec import Floats
 from kvarn.cache.view import Store, Table
@@ -19,7 +20,7 @@ def apply(x: Floats, positions: NDArray[Any], rope: Rope) -> Floats:
     """x [T, heads, head_dim] at positions [T]; dimensions past rope.dim are left alone."""
     angle = positions.astype(np.float64)[:, None, None] * frequencies(rope)  # [T, 1, dim / 2]
     scale = magnitude(rope)
-    cos, sin = (scale * np.cos(angle)).astype(np.float32), (scale * np.sin(angle)).astype(np.float32)
+    sin, cos = ((scale * x).astype(np.float32) for x in sin_cos(angle))
     half = rope.dim // 2
     a, b, rest = x[..., :half], x[..., half : rope.dim], x[..., rope.dim :]
     return np.concatenate((a * cos - b * sin, b * cos + a * sin, rest), axis=-1)

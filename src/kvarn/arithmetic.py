@@ -1,0 +1,63 @@
+"""Arithmetic whose bits are ours: the same on every machine, with every NumPy and every C library.
+
+NumPy's exp, log, sin, sum, mean, einsum and matmul choose their instructions, and with them the order in which they
+round, by processor, by array length and by a row's place in an array. What an answer depends on is computed here
+instead: elementary functions in float64 (native/elementary.hpp) and sums of products in one written order
+(native/dots.hpp). Single IEEE operations (+ - * / sqrt, comparisons, conversions) are exact everywhere and stay
+NumPy's, and so does cumsum, which has only one order.
+"""
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn import _native
+from kvarn.isa import Pool
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+_ALONE = Pool(1)
+
+
+def exp(x: Doubles) -> Doubles:
+    """Infinity above 709.78, 0 below -708."""
+    out = np.empty(x.shape)
+    _native.exp(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
+    return out
+
+
+def log(x: Doubles) -> Doubles:
+    out = np.empty(x.shape)
+    _native.log(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
+    return out
+
+
+def sin_cos(x: Doubles) -> tuple[Doubles, Doubles]:
+    sin, cos = np.empty(x.shape), np.empty(x.shape)
+    _native.sin_cos(np.ascontiguousarray(x).reshape(-1), sin.reshape(-1), cos.reshape(-1))
+    return sin, cos
+
+
+def total(x: Doubles) -> Doubles:
+    """The sum over the last axis, from the first to the last."""
+    return np.asarray(np.cumsum(x, axis=-1)[..., -1])
+
+
+def dots(a: Floats, b: Floats, pool: Pool = _ALONE) -> Floats:
+    """a [..., m, k] times b [..., n, k] transposed, [..., m, n]: each output in float64, rounded once."""
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    (*batch, m, k), n = a.shape, b.shape[-2]
+    out = np.empty((prod(batch), m, n), np.float32)
+    _native.dots(pool, a.reshape(len(out), m, k), b.reshape(len(out), n, k), out)
+    return out.reshape(*batch, m, n)
+
+
+def weigh(weights: Floats, seen: NDArray[np.bool_], v: Floats) -> Floats:
+    """weights [batch, m, j] times v [batch, j, d], [batch, m, d]; terms that are not seen [m, j] do not count, whatever
+    they hold."""
+    batch, m, _ = weights.shape
+    out = np.empty((batch, m, v.shape[-1]), np.float32)
+    _native.weigh(np.ascontiguousarray(weights), np.ascontiguousarray(seen), np.ascontiguousarray(v), out)
+    return out

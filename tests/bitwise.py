@@ -1,0 +1,123 @@
+"""Digests of everything that must be the same bits on every machine, printed as JSON.
+
+    python tests/bitwise.py
+
+tests/test_machines.py runs this under other BLAS kernels, NumPy dispatch and C library variants and compares the
+digests with tests/golden/bits.json. To make that file again: python tests/bitwise.py > tests/golden/bits.json
+(only for a change of arithmetic that CHANGELOG announces).
+
+Inputs are made of raw PCG64 bits and IEEE operations, so that they are the same everywhere, too.
+"""
+
+import json
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import tiny_gguf
+
+from kvarn import isa
+from kvarn.backends.cpu import Cpu, make_pool
+from kvarn.backends.cpu.program import load_program
+from kvarn.backends.reference import Reference
+from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.cache import KVCache
+from kvarn.cache.plan import CacheConfig
+from kvarn.llm import load_weights
+from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.models.config import Llama3Scaling, Rope, YarnScaling
+from kvarn.models.rope import frequencies, magnitude
+from kvarn.progress import quiet
+from kvarn.request import SamplingParams
+from kvarn.sampling import History, log_softmax, make_sampler
+from kvarn.scoring import score
+
+CHUNKS = {"llama": (60, 7, 1), "gemma3": (60, 7, 1)}  # and every instruction set; the others' code is the same
+
+
+class Draw:
+    """Numbers of variance 1, a sum of three uniforms: no function of a library is asked."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.PCG64(seed)
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        raw = self._bits.random_raw(3 * int(np.prod(shape))).reshape(3, *shape) >> np.uint64(40)
+        uniform = raw.astype(np.float64) * 2.0**-24 - 0.5
+        return (uniform[0] + uniform[1] + uniform[2]) * 2.0
+
+
+def digest(*arrays: np.ndarray) -> str:
+    hashed = sha256()
+    for array in arrays:
+        hashed.update(np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()[:16]
+
+
+def logits(program, backend, variant: str, codec: str, chunk: int) -> np.ndarray:
+    config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=16)
+    return score(program, KVCache(config, backend), tiny_gguf.tokens(variant), 0, chunk)
+
+
+def same(results: list[np.ndarray]) -> np.ndarray:
+    assert all(digest(result) == digest(results[0]) for result in results), "bits depend on chunks or instruction sets"
+    return results[0]
+
+
+def models(folder: Path) -> dict[str, str]:
+    found, pool = {}, make_pool(2)
+    for variant in tiny_gguf.VARIANTS:
+        path = tiny_gguf.write(folder / f"{variant}.gguf", variant, draw=Draw(len(variant)))
+        checkpoint = open_checkpoint(path)
+        slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool)
+        runs = [logits(slow, Reference(), variant, "bf16", chunk) for chunk in CHUNKS.get(variant, (60, 16))]
+        found[f"reference {variant}"] = digest(same(runs))
+        for order in isa.ORDERS:
+            isa.select_order(order)
+            found[f"cpu {variant} {order}"] = digest(same(native(checkpoint, pool, variant)))
+    return found
+
+
+def native(checkpoint: Checkpoint, pool: isa.Pool, variant: str) -> list[np.ndarray]:
+    program = load_program(checkpoint, pool)
+    runs = [logits(program, Cpu(pool), variant, "bf16", chunk) for chunk in CHUNKS.get(variant, (60,))]
+    best = isa.current()
+    for name in isa.available() if variant in CHUNKS else ():
+        isa.select(name)
+        runs.append(logits(load_program(checkpoint, pool), Cpu(pool), variant, "bf16", 60))
+    isa.select(best)
+    return runs
+
+
+def sampling() -> dict[str, str]:
+    """A vocabulary as large as real ones: library functions change their ways with an array's length."""
+    draw, tokens, reports = Draw(5), [], []
+    for i, size in enumerate((11, 1000, 49_152, 151_936)):
+        rows = (draw((4, size)) * 4).astype(np.float32)
+        for settings in (dict(top_p=0.9), dict(top_k=40, min_p=0.02), dict(frequency_penalty=0.5, top_p=0.99)):
+            sample = make_sampler(SamplingParams(temperature=1.1, seed=i, logprobs=3, **settings), i, size)
+            for at, row in enumerate(rows):
+                sampled = sample(row, History(list(range(5 + at)), 5), 0)
+                tokens.append(sampled.token)
+                reports += [sampled.logprob, *(p for _, p in sampled.top)]
+        reports += log_softmax(rows)[:, : 7 + i].ravel().tolist()
+    return {"sampled tokens": digest(np.array(tokens)), "log-probabilities": digest(np.array(reports))}
+
+
+def ropes() -> dict[str, str]:
+    scalings = (None, Llama3Scaling(8.0, 1.0, 4.0, 8192), YarnScaling(4.0, 4096))
+    every = [Rope(base, dim, s) for base in (1e4, 1e5, 5e5, 1e6) for dim in (48, 64, 128, 256) for s in scalings]
+    return {"rope": digest(*(frequencies(rope) * magnitude(rope) for rope in every))}
+
+
+def main() -> None:
+    a = np.ones((64, 64), np.float32)
+    print("ready" if (a @ a)[0, 0] == 64 else "broken", file=sys.stderr, flush=True)  # NumPy's BLAS runs here
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(models(Path(folder)) | sampling() | ropes(), indent=1))
+
+
+if __name__ == "__main__":
+    main()
