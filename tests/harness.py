@@ -26,7 +26,6 @@ from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
 
 
-
 class LacksInstructions(pytest.skip.Exception):
     """A test that this processor cannot run. The one kind of skip that is no failure when test material is present."""
 

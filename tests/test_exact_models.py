@@ -230,7 +230,7 @@ def test_item_43_the_whole_golden_text(ready: Ready) -> None:
 @lru_cache(maxsize=1)
 def reference(path: Path) -> ReferenceProgram:
     checkpoint = open_checkpoint(path)
-    return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
+    return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
 
 
 ERROR = {"smollm2": 0.05, "smollm2-bf16": 0.02, "smollm2-f32": 1e-4, "gemma": 0.1}  # of the logits, relative

@@ -57,8 +57,9 @@ def test_a_refused_prompt_leaves_nothing_behind() -> None:
 
 
 def test_chat_uses_the_models_template() -> None:
-    output = llm().chat([{"role": "user", "content": "What is the capital of Italy?"}], SamplingParams(max_tokens=20))
-    assert output.text == "The capital of Italy is Rome."
+    """Every token of the answer leads by half a nat and more: it is the same in both orders of sums."""
+    output = llm().chat([{"role": "user", "content": "What is the capital of Japan?"}], SamplingParams(max_tokens=20))
+    assert output.text == "The capital of Japan is Tokyo."
     assert output.finish_reason == "stop"
 
 

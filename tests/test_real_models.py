@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import stories
-from harness import bits
+from harness import bits, pool
 from llamacpp_rounding import RoundingProgram
 from models import material, model, tokenizer
 
@@ -44,7 +44,7 @@ def golden(name: str) -> dict:
 @lru_cache(maxsize=1)  # the large ones fill gigabytes
 def program(name: str) -> ReferenceProgram:
     checkpoint = open_checkpoint(model(name))
-    return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
+    return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
 
 
 def cache_for(ready: ReferenceProgram, strategy: str = "contiguous", codec: str = "f32", **more) -> KVCache:
@@ -143,7 +143,7 @@ def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
 def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> None:
     """stories15M, converted from llama2.c's format: f32 from the start."""
     checkpoint = open_checkpoint(stories.write_folder(model("stories15m"), tmp_path / "stories"))
-    ready = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
+    ready = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
     known = golden("stories15m")
     ours = read(ready, "stories15m", (known, LEAD))
     assert ours.agreement(known) >= 0.99
@@ -158,7 +158,7 @@ def choices(name: str) -> list[dict]:
     return found
 
 
-SCORED = 16  # rows of logits, the last ones of the text, which depend on all before: as wide as a tile of the reference
+SCORED = 16  # rows of logits, the last ones of the text, which depend on all before
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -50,7 +50,7 @@ def dots(a: Floats, b: Floats, pool: Pool = _ALONE) -> Floats:
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     (*batch, m, k), n = a.shape, b.shape[-2]
     out = np.empty((prod(batch), m, n), np.float32)
-    _native.dots(pool, a.reshape(len(out), m, k), b.reshape(len(out), n, k), out)
+    _native.dots(pool, a.reshape(len(out), m, k), b.reshape(len(out), n, -1), out)
     return out.reshape(*batch, m, n)
 
 

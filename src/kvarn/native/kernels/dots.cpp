@@ -8,39 +8,53 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-constexpr int64_t kSums = 8;  // of one output
-constexpr int64_t kRows = 4;  // of b at a time: their sums are independent
+constexpr int64_t kSums = 8;                // of one output
+constexpr int64_t kRows = 2, kColumns = 4;  // outputs at a time: their sums are independent
 
-float rounded(const double* sums) {
-    double total = sums[0];
-    for (int64_t i = 1; i < kSums; ++i) total += sums[i];
-    return float(total);
+// Outputs of kM rows of a with kN rows of b, all widened and padded with zeros to `k`, a multiple of kSums.
+template <int64_t kM, int64_t kN>
+void outputs(const double* a, const double* b, int64_t k, int64_t stride, float* out) {
+    double sums[kM][kN][kSums] = {};
+    for (int64_t i = 0; i < k; i += kSums)
+        for (int64_t row = 0; row < kM; ++row)
+            for (int64_t column = 0; column < kN; ++column)
+                for (int64_t j = 0; j < kSums; ++j) sums[row][column][j] += a[row * k + i + j] * b[column * k + i + j];
+    for (int64_t row = 0; row < kM; ++row)
+        for (int64_t column = 0; column < kN; ++column) {
+            double total = sums[row][column][0];
+            for (int64_t j = 1; j < kSums; ++j) total += sums[row][column][j];
+            out[row * stride + column] = float(total);
+        }
 }
 
-// Outputs of one row of a, widened and padded with zeros, with kN rows of b.
-template <int64_t kN>
-void outputs(const double* a, const float* b, int64_t k, float* out) {
-    double sums[kN][kSums] = {};
-    const int64_t whole = k / kSums * kSums;
-    for (int64_t i = 0; i < whole; i += kSums)
-        for (int64_t row = 0; row < kN; ++row)
-            for (int64_t j = 0; j < kSums; ++j) sums[row][j] += a[i + j] * double(b[row * k + i + j]);
-    for (int64_t row = 0; row < kN; ++row) {
-        for (int64_t i = whole; i < k; ++i) sums[row][i - whole] += a[i] * double(b[row * k + i]);
-        out[row] = rounded(sums[row]);
+// Padding adds +0 to sums that began at +0: it changes nothing.
+void widen(const float* x, int64_t rows, int64_t k, int64_t padded, double* out) {
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < k; ++i) out[row * padded + i] = double(x[row * k + i]);
+        for (int64_t i = k; i < padded; ++i) out[row * padded + i] = 0.0;
     }
 }
 
+template <int64_t kN>
+void columns(const std::vector<double>& a, const double* b, int64_t m, int64_t k, int64_t stride, float* out) {
+    int64_t row = 0;
+    for (; row + kRows <= m; row += kRows) outputs<kRows, kN>(&a[size_t(row * k)], b, k, stride, out + row * stride);
+    for (; row < m; ++row) outputs<1, kN>(&a[size_t(row * k)], b, k, stride, out + row * stride);
+}
+
 void dots(const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t stride, float* out) {
-    std::vector<double> wide(size_t(m * k));
-    for (int64_t i = 0; i < m * k; ++i) wide[size_t(i)] = double(a[i]);
+    const int64_t padded = (k + kSums - 1) / kSums * kSums;
+    std::vector<double> left(size_t(m * padded)), right(size_t(kColumns * padded));
+    widen(a, m, k, padded, left.data());
     int64_t column = 0;
-    for (; column + kRows <= n; column += kRows)
-        for (int64_t row = 0; row < m; ++row)
-            outputs<kRows>(&wide[size_t(row * k)], b + column * k, k, out + row * stride + column);
-    for (; column < n; ++column)
-        for (int64_t row = 0; row < m; ++row)
-            outputs<1>(&wide[size_t(row * k)], b + column * k, k, out + row * stride + column);
+    for (; column + kColumns <= n; column += kColumns) {
+        widen(b + column * k, kColumns, k, padded, right.data());
+        columns<kColumns>(left, right.data(), m, padded, stride, out + column);
+    }
+    for (; column < n; ++column) {
+        widen(b + column * k, 1, k, padded, right.data());
+        columns<1>(left, right.data(), m, padded, stride, out + column);
+    }
 }
 
 void weigh(const float* weights, const bool* seen, const float* v, int64_t m, int64_t j, int64_t d, float* out) {
