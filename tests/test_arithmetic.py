@@ -22,7 +22,7 @@ def units_apart(found: np.ndarray, expected: list[float]) -> int:
     ("ours", "library", "x"),
     [
         (arithmetic.exp, math.exp, np.concatenate((RNG.uniform(-708, 709.7, 50_000), RNG.uniform(-2, 2, 50_000)))),
-        (arithmetic.log, math.log, 2.0 ** np.concatenate((RNG.uniform(-1, 1, 50_000), RNG.uniform(-1070, 1020, 9_999)))),
+        (arithmetic.log, math.log, 2.0 ** np.concatenate((RNG.uniform(-1, 1, 9_999), RNG.uniform(-1e3, 1e3, 50_000)))),
         (lambda x: arithmetic.sin_cos(x)[0], math.sin, RNG.uniform(-10, 1.5e6, 100_000)),
         (lambda x: arithmetic.sin_cos(x)[1], math.cos, RNG.uniform(-10, 1.5e6, 100_000)),
     ],
