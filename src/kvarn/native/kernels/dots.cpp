@@ -42,7 +42,8 @@ void columns(const std::vector<double>& a, const double* b, int64_t m, int64_t k
     for (; row < m; ++row) outputs<1, kN>(&a[size_t(row * k)], b, k, stride, out + row * stride);
 }
 
-void dots(const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t stride, float* out) {
+// Some rows of a at a time, so that they stay in the cache while b passes by.
+void some_rows(const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t stride, float* out) {
     const int64_t padded = (k + kSums - 1) / kSums * kSums;
     std::vector<double> left(size_t(m * padded)), right(size_t(kColumns * padded));
     widen(a, m, k, padded, left.data());
@@ -55,6 +56,12 @@ void dots(const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64
         widen(b + column * k, 1, k, padded, right.data());
         columns<1>(left, right.data(), m, padded, stride, out + column);
     }
+}
+
+void dots(const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t stride, float* out) {
+    constexpr int64_t kSome = 32;
+    for (int64_t row = 0; row < m; row += kSome)
+        some_rows(a + row * k, b, m - row < kSome ? m - row : kSome, n, k, stride, out + row * stride);
 }
 
 void weigh(const float* weights, const bool* seen, const float* v, int64_t m, int64_t j, int64_t d, float* out) {
