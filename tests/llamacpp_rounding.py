@@ -8,6 +8,7 @@ should predict a text equally well. Test code: nothing of the product rounds lik
 from collections.abc import Mapping
 
 import numpy as np
+from harness import pool
 
 from kvarn.backends.reference.ops import ReferenceOps
 from kvarn.backends.reference.program import ReferenceProgram
@@ -61,9 +62,9 @@ class RoundingProgram(ReferenceProgram):
     """A reference program that rounds as llama.cpp does, by the types that the file stores."""
 
     def __init__(self, config: ModelConfig, weights: dict[str, np.ndarray], types: Mapping[str, str]) -> None:
-        super().__init__(config, weights)
+        super().__init__(config, weights, pool())
         self._types = types
 
     def run(self, cache, tokens, positions, rows):
-        ops = RoundingOps(self._types, self._weights, self.config.norm_eps, cache, tokens, positions, rows)
+        ops = RoundingOps(self._types, self._weights, self.config.norm_eps, cache, tokens, positions, rows, self._pool)
         return forward_of(self.config.architecture)(ops, self.config)
