@@ -23,8 +23,10 @@ SHORT, LONG = 128, 8192
 ROUNDS = 9
 TARGET_RATIO, TARGET_US = 1.2, 5.0
 
-SPEC = LayerSpec(n_heads=9, n_kv_heads=3, head_dim=1)  # the cells are never touched: one element keeps the arena small
-GEMMA = [LayerSpec(4, 1, 1, window=512)] * 5 + [LayerSpec(4, 1, 1)]
+SPEC = LayerSpec(
+    n_heads=9, n_kv_heads=3, k_dim=1, v_dim=1
+)  # the cells are never touched: one element keeps the arena small
+GEMMA = [LayerSpec(4, 1, 1, 1, window=512)] * 5 + [LayerSpec(4, 1, 1, 1)]
 CASES = {
     "contiguous": dict(layers=[SPEC], strategy="contiguous"),
     "ring": dict(layers=[SPEC], strategy="ring", window=64),

@@ -9,9 +9,9 @@ import time
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
-from kvarn.cache.placement import Copy
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Copy
 
 
 def copy_seconds(cache: KVCache, slots: int) -> float:
@@ -35,7 +35,7 @@ def token_seconds(model: str) -> float:
 
 
 def main() -> None:
-    layers = [LayerSpec(n_heads=9, n_kv_heads=3, head_dim=64)] * 30
+    layers = [LayerSpec(n_heads=9, n_kv_heads=3, k_dim=64, v_dim=64)] * 30
     cache = KVCache(CacheConfig(layers, context=512, strategy="paged", codec="bf16"), Reference())
     for slots in (1, 4, 16, 31):
         print(f"copy {slots:>2} tokens   {1e6 * copy_seconds(cache, slots):8.0f} us")

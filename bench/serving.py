@@ -17,11 +17,10 @@ CODE = "import sys; from kvarn.cli import main; sys.exit(main())"
 
 
 def gap() -> None:
-    llm = LLM("smollm2", cache="paged", context=4096, max_seqs=2, max_batch_tokens=512)
-    engine = llm.engine
     print("chunk  longest gap ms  median gap ms  first token of the prompt ms")
     for chunk in (32, 64, 128, 256, 511):
-        engine.scheduler.chunk_beside = chunk
+        settings = dict(max_seqs=2, max_batch_tokens=512, chunk_while_decoding=chunk)
+        engine = LLM("smollm2", cache="paged", context=4096, **settings).engine
         talking = engine.add([1] * 8, SamplingParams(max_tokens=400, ignore_eos=True), salt=b"%d" % chunk)
         for _ in range(20):
             engine.step()

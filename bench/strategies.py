@@ -67,7 +67,7 @@ class Concatenating(EngineSubject):
 
 
 def shape(spec: Any, case: Case) -> tuple[int, int, int]:
-    return case.batch * spec.n_kv_heads, max(case.depth, 1), spec.head_dim
+    return case.batch * spec.n_kv_heads, max(case.depth, 1), spec.k_dim
 
 
 def sweep(llm: LLM, length: int, batch: int, repetitions: int, bandwidth: Bandwidth) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 
 CONTEXT = 4096
-SPEC = LayerSpec(n_heads=32, n_kv_heads=4, head_dim=1)  # TinyLlama's heads; the cells are never touched
+SPEC = LayerSpec(n_heads=32, n_kv_heads=4, k_dim=1, v_dim=1)  # TinyLlama's heads; the cells are never touched
 BYTES_PER_TOKEN = 2 * 4 * 2
 TOKENS = (8_192, 32_768, 131_072)  # what the budget holds
 TRIALS = 5

@@ -19,7 +19,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
 
-SPEC = LayerSpec(9, 3, 64)
+SPEC = LayerSpec(9, 3, 64, 64)
 LENGTHS = (1, 1000, 4000)
 ROUNDS = 300
 
@@ -41,7 +41,7 @@ def prepared(strategy: str, length: int) -> KVCache:
 
 def measure(strategy: str) -> dict[str, list[float]]:
     caches = [prepared(strategy, length) for length in LENGTHS]
-    k = np.ones((1, SPEC.n_kv_heads, SPEC.head_dim), np.float32)
+    k = np.ones((1, SPEC.n_kv_heads, SPEC.k_dim), np.float32)
     times: list[list[float]] = [[] for _ in LENGTHS]
     for _ in range(ROUNDS):
         for cache, found in zip(caches, times, strict=True):

@@ -17,22 +17,21 @@ from pathlib import Path
 
 import numpy as np
 import tiny_gguf
+from harness import Driven, score
 
 from kvarn import isa
-from kvarn.backends.cpu import Cpu, make_pool
+from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import load_program
-from kvarn.backends.reference import Reference
+from kvarn.backends.pool import make_pool
+from kvarn.backends.reference import Reference, load_weights
 from kvarn.backends.reference.program import ReferenceProgram
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
-from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.models.config import Llama3Scaling, Rope, YarnScaling
 from kvarn.models.rope import frequencies, magnitude
 from kvarn.progress import quiet
 from kvarn.request import SamplingParams
 from kvarn.sampling import History, log_softmax, make_sampler
-from kvarn.scoring import score
 
 CHUNKS = {"llama": (60, 7, 1), "gemma3": (60, 7, 1)}  # and every instruction set; the others' code is the same
 
@@ -58,7 +57,7 @@ def digest(*arrays: np.ndarray) -> str:
 
 def logits(program, backend, variant: str, codec: str, chunk: int) -> np.ndarray:
     config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=16)
-    return score(program, KVCache(config, backend), tiny_gguf.tokens(variant), 0, chunk)
+    return score(program, Driven(config, backend), tiny_gguf.tokens(variant), 0, chunk)
 
 
 def same(results: list[np.ndarray]) -> np.ndarray:

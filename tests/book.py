@@ -1,8 +1,9 @@
 """The dictionary oracle of the cache's bookkeeping.
 
-A `Book` drives a KVCache without kernels and keeps, in plain dictionaries, what every cell must hold: the identity of
-the token prefix that was written there. After any operation, whatever a live sequence's next query may see must be in
-the cell that its blocks name. Used by the stateful tests and by the fuzzer.
+A `Book` drives a KVCache and stands for its device: from the steps it is given, it keeps in plain dictionaries what
+every table row and every cell must hold, a cell being the identity of the token prefix that was written there. After
+any operation, whatever a live sequence's next query may see must be in the cell that its blocks name. Steps may be
+applied and committed later, or dropped. Used by the stateful tests and by the fuzzer.
 """
 
 from collections.abc import Callable
@@ -10,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
 from kvarn.cache.placement import Adoption, Reason, Stop
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import GroupStep, Step
 from kvarn.errors import KvarnError, UnknownSequence
 
-FULL = LayerSpec(2, 1, 1)
-LOCAL = LayerSpec(2, 1, 1, window=24)
+FULL = LayerSpec(2, 1, 1, 1)
+LOCAL = LayerSpec(2, 1, 1, 1, window=24)
 SMALL = dict(context=112, block_size=16, max_chunk=20, max_seqs=5, codec="f32")
 
 
@@ -41,6 +42,10 @@ CONFIGS: dict[str, CacheConfig] = {
     "two groups, scarce": CacheConfig([LOCAL, FULL], strategy="paged", cache_bytes=20 * 128 + 14 * 128, **SMALL),
     "two groups, slab": CacheConfig([LOCAL, FULL], strategy="contiguous", **SMALL),
     "two groups, ring": CacheConfig([LOCAL, FULL], strategy="ring", window=40, **SMALL),
+    "ring, in flight": CacheConfig([FULL], strategy="ring", window=24, ahead=1, **SMALL),
+    "ring of one, in flight": CacheConfig([FULL], strategy="ring", window=1, ahead=1, **(SMALL | dict(max_chunk=1))),
+    "sliding, in flight": CacheConfig([FULL], strategy="sliding", window=24, ahead=5, **SMALL),
+    "two groups, in flight": CacheConfig([LOCAL, FULL], strategy="paged", ahead=2, **SMALL),
 }
 
 
@@ -52,14 +57,32 @@ def refused(attempt: Callable[[], object], error: type[KvarnError]) -> None:
     raise AssertionError(f"no {error.__name__} was raised")
 
 
-class Recorder(Reference):
-    """A backend that moves nothing and remembers which copies it was asked for."""
+class Device:
+    """One group's table and cells, as a step describes them."""
 
-    def __init__(self) -> None:
-        self.copied: list[tuple[int, tuple]] = []  # (id of the store, copy)
+    def __init__(self, block_size: int) -> None:
+        self.size = block_size
+        self.rows: dict[int, list[tuple[int, int]]] = {}  # (position of slot 0, block) by row
+        self.cells: dict[int, int] = {}
 
-    def copy(self, copies, store) -> None:
-        self.copied += [(id(store), copy) for copy in copies]
+    def apply(self, rows: list[int], step: GroupStep) -> None:
+        self.cells |= self.copied(step.moves)
+        for row, start, blocks, firsts in step.edits:
+            held = self.rows.setdefault(row, [])
+            assert start <= len(held), "an edit leaves a gap"
+            held[start:] = list(zip(firsts, blocks, strict=True))
+        for row, n in zip(rows, step.n_blocks, strict=True):
+            assert n <= len(self.rows[row]), "a row has fewer blocks than the step says"
+            del self.rows[row][n:]
+
+    def copied(self, moves) -> dict[int, int | None]:
+        """What cells hold once these moves are done."""
+        found: dict[int, int | None] = {}
+        for src, dst, slots in moves:
+            for slot in range(slots):
+                source = src * self.size + slot
+                found[dst * self.size + slot] = found.get(source, self.cells.get(source))
+        return found
 
 
 @dataclass
@@ -69,6 +92,7 @@ class Text:
     salt: bytes
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
+    committed: int = 0  # of them
 
     def extend(self, tokens) -> None:
         for token in tokens:
@@ -77,18 +101,18 @@ class Text:
 
     def cut(self, length: int) -> None:
         del self.tokens[length:], self.prefixes[length:]
+        self.committed = min(self.committed, length)
 
     def copy(self) -> "Text":
-        return Text(self.salt, list(self.tokens), list(self.prefixes))
+        return Text(self.salt, list(self.tokens), list(self.prefixes), self.committed)
 
 
 class Book:
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
-        self.backend = Recorder()
-        self.cache = KVCache(config, self.backend)
+        self.cache = KVCache(plan(config))
         self.texts: dict[int, Text] = {}
-        self.cells: list[dict[int, int]] = [{} for _ in self.cache.placements]
+        self.devices = [Device(group.geometry.block_size) for group in self.cache.plan.groups]
         self.size = self.cache.plan.groups[0].geometry.block_size
         self.paged = self.cache.plan.strategy.placement == "paged"
         self.windowed = any(group.geometry.spec.window is not None for group in self.cache.plan.groups)
@@ -114,20 +138,72 @@ class Book:
         if stop.reason is Reason.DIFFERS:
             assert tokens[stop.at] == stop.ours != stop.theirs
         text.extend(tokens[:reused])
+        text.committed = reused
         return adoption
 
     def _resident_elsewhere(self, salt: bytes, tokens: list[int]) -> int:
         best = 0
         for text in self.texts.values():
             if text.salt == salt:
-                shared = next((i for i, (a, b) in enumerate(zip(text.tokens, tokens, strict=False)) if a != b), None)
-                shared = min(len(text.tokens), len(tokens)) if shared is None else shared
+                theirs = text.tokens[: text.committed]
+                shared = next((i for i, (a, b) in enumerate(zip(theirs, tokens, strict=False)) if a != b), None)
+                shared = min(len(theirs), len(tokens)) if shared is None else shared
                 best = max(best, shared // self.size * self.size)
         return min(best, len(tokens) - 1)
 
-    def step(self, batch: dict[int, list[int]], keep: float = 1.0) -> set[int]:
-        """Reserve, prepare and commit new tokens (only the first `keep` of them: at least one); the sequences for
-        which there was room."""
+    def step(self, batch: dict[int, list[int]], keep: float = 1.0, commit: bool = True) -> set[int]:
+        """Reserve, prepare, run and advance over new tokens (only the first `keep` of them: at least one), then commit
+        them, or leave that for later; the sequences for which there was room."""
+        ready = self._reserve(batch)
+        if not ready:
+            return set()
+        step = self.cache.prepare(list(ready))
+        self._run(step, ready)
+        for seq in step.seqs:
+            refused(lambda seq=seq: self.cache.fork(seq, -2), KvarnError)  # not in the middle of a step
+            text = self.texts[seq]
+            kept = max(1, int(keep * len(ready[seq])))
+            self.cache.advance(seq, kept)
+            text.cut(len(text.tokens) - len(ready[seq]) + kept)
+            refused(lambda seq=seq: self.cache.advance(seq, 1), KvarnError)  # the step is over
+            if commit:
+                self.commit(seq)
+        return set(ready)
+
+    def commit(self, seq: int, keep: float = 1.0) -> None:
+        text = self.texts[seq]
+        waiting = text.tokens[text.committed :]
+        if waiting:
+            some = waiting[: max(1, int(keep * len(waiting)))]
+            self.cache.commit(seq, some)
+            text.committed += len(some)
+        if text.committed == len(text.tokens):
+            refused(lambda: self.cache.commit(seq, [1]), KvarnError)
+
+    def abandon(self, batch: dict[int, list[int]], prepare: bool) -> None:
+        """Reserve, perhaps prepare and run, and never advance."""
+        batch = {
+            seq: tokens for seq, tokens in batch.items() if self.texts[seq].committed == len(self.texts[seq].tokens)
+        }
+        ready = self._reserve(batch)
+        if prepare and ready:
+            step = self.cache.prepare(list(ready))
+            for device, group in zip(self.devices, step.groups, strict=True):
+                device.apply(step.rows, group)
+                device.cells |= dict.fromkeys(group.cells, -1)  # written, and worth nothing
+        for seq in ready:  # what is reserved lapses with a rewind to where the sequence stands
+            assert self.cache.rewind(seq, len(self.texts[seq].tokens)) == len(self.texts[seq].tokens)
+
+    def drop(self, batch: dict[int, list[int]]) -> None:
+        """A step that is prepared and never applied takes its sequences, and those whose copies it had, with it."""
+        ready = self._reserve(batch)
+        if ready:
+            lost = self.cache.drop(self.cache.prepare(list(ready)))
+            assert set(ready) <= set(lost)
+            for seq in lost:
+                del self.texts[seq]
+
+    def _reserve(self, batch: dict[int, list[int]]) -> dict[int, list[int]]:
         ready = {}
         for seq, tokens in batch.items():
             before = self._state()
@@ -141,47 +217,29 @@ class Book:
             else:
                 self.full += 1
                 assert self._state() == before, "a failed reserve changed something"
-        if not ready:
-            return set()
-        step = self.cache.prepare(list(ready))
-        self._apply_copies()
-        at = 0
-        for seq in step.seqs:
-            tokens, text = ready[seq], self.texts[seq]
-            start = len(text.tokens)
-            text.extend(tokens)
-            n = len(tokens)
-            assert step.positions[at : at + n].tolist() == list(range(start, start + n))
-            for cells, table in zip(self.cells, self.cache.tables, strict=True):
-                for slot, prefix in zip(table.slots[at : at + n].tolist(), text.prefixes[start:], strict=True):
-                    cells[slot] = prefix
-            at += n
-        for seq in step.seqs:  # what this step's kernels may see, by the tables they read
-            self._verify_rows(seq, len(self.texts[seq].tokens) - len(ready[seq]))
-        for seq in step.seqs:
-            refused(lambda seq=seq: self.cache.fork(seq, -2), KvarnError)  # not in the middle of a step
-            kept = ready[seq][: max(1, int(keep * len(ready[seq])))]
-            self.cache.commit(seq, kept)
-            self.texts[seq].cut(len(self.texts[seq].tokens) - len(ready[seq]) + len(kept))
-            refused(lambda seq=seq: self.cache.commit(seq, [1]), KvarnError)  # the step is over
-        return set(ready)
+        return ready
 
-    def abandon(self, batch: dict[int, list[int]], prepare: bool) -> None:
-        """Reserve, perhaps prepare and write, and never commit."""
-        ready = {}
-        for seq, tokens in batch.items():
-            try:
-                if self.cache.reserve(seq, len(self.texts[seq].tokens) + len(tokens)):
-                    ready[seq] = tokens
-            except KvarnError:
-                continue
-        if prepare and ready:
-            self.cache.prepare(list(ready))
-            self._apply_copies()
-            for cells, table in zip(self.cells, self.cache.tables, strict=True):
-                cells.update(dict.fromkeys(table.slots.tolist(), -1))  # written, and worth nothing
-        for seq in ready:  # what is reserved lapses with a rewind to where the sequence stands
-            assert self.cache.rewind(seq, len(self.texts[seq].tokens)) == len(self.texts[seq].tokens)
+    def _run(self, step: Step, ready: dict[int, list[int]]) -> None:
+        """Apply the step, write its cells, and look at what its queries may see."""
+        for device, group in zip(self.devices, step.groups, strict=True):
+            device.apply(step.rows, group)
+        at = 0
+        for seq, n in zip(step.seqs, step.n_new, strict=True):
+            text = self.texts[seq]
+            start = len(text.tokens)
+            assert n == len(ready[seq])
+            text.extend(ready[seq])
+            assert step.positions[at : at + n] == list(range(start, start + n))
+            for device, group in zip(self.devices, step.groups, strict=True):
+                device.cells |= dict(zip(group.cells[at : at + n], text.prefixes[start:], strict=True))
+            at += n
+        for i, (seq, row) in enumerate(zip(step.seqs, step.rows, strict=True)):
+            first, length = len(self.texts[seq].tokens) - step.n_new[i], len(self.texts[seq].tokens)
+            for index, device in enumerate(self.devices):
+                assert step.groups[index].kv_len[i] == length
+                where = dict(device.rows[row])
+                assert list(where) == sorted(where)
+                self._verify_cells(seq, index, where, [first, length - 1], length)
 
     def rewind(self, seq: int, length: int) -> int:
         reached = self.cache.rewind(seq, length)
@@ -193,6 +251,10 @@ class Book:
 
     def fork(self, parent: int, child: int) -> bool:
         before = self._state()
+        if self.texts[parent].committed < len(self.texts[parent].tokens):
+            refused(lambda: self.cache.fork(parent, child), KvarnError)
+            assert self._state() == before
+            return False
         if not self.cache.fork(parent, child):
             assert self._state() == before
             return False
@@ -214,6 +276,7 @@ class Book:
             lambda: self.cache.reserve(seq, self.config.context + 1),
             lambda: self.cache.reserve(seq, length + self.config.max_chunk + 1),
             lambda: self.cache.commit(seq, [1] * (self.config.context + 1)),
+            lambda: self.cache.advance(seq, 1),
             lambda: self.cache.rewind(seq, length + 1),
             lambda: self.cache.rewind(seq, -1),
         ):
@@ -237,50 +300,25 @@ class Book:
             assert self.cache.usage().blocks_used == 0, "blocks are leaked"
 
     def verify(self, seq: int) -> None:
-        """Everything that the next query may see is where the placement says."""
-        self._apply_copies_early()
+        """Everything that the next query, or one of a step in flight, may see is where the placement says."""
         text = self.texts[seq]
-        length = len(text.tokens)
-        assert self.cache.length(seq) == length
+        assert self.cache.length(seq) == text.committed
         for index, placement in enumerate(self.cache.placements):
             where = {first: block for block, first in placement.blocks(seq)}
-            self._verify_cells(seq, index, where, [length], length)
-
-    def _verify_rows(self, seq: int, first: int) -> None:
-        row = self.cache._entries[seq].row
-        length = len(self.texts[seq].tokens)
-        for index, table in enumerate(self.cache.tables):
-            n = table.n_blocks[row]
-            assert table.kv_len[row] == length
-            assert table.q_start[row + 1] - table.q_start[row] == length - first
-            where = dict(zip(table.first[row, :n].tolist(), table.blocks[row, :n].tolist(), strict=True))
-            assert list(where) == sorted(where)
-            self._verify_cells(seq, index, where, [first, length - 1], length)
+            self._verify_cells(seq, index, where, [text.committed, len(text.tokens)], len(text.tokens))
 
     def _verify_cells(self, seq: int, index: int, where: dict[int, int], queries: list[int], length: int) -> None:
-        spec, cells, prefixes = self.cache.placements[index].spec, self.cells[index], self.texts[seq].prefixes
+        placement, device, prefixes = self.cache.placements[index], self.devices[index], self.texts[seq].prefixes
+        pending = device.copied(placement._copies)  # they run before the next step: as good as done
         pos = np.arange(length)
         seen = np.zeros(length, bool)
         for query in queries:
-            seen |= spec.visible(query, pos)
+            seen |= placement.spec.visible(query, pos)
         for p in np.flatnonzero(seen).tolist():
             first = p - p % self.size
             cell = where[first] * self.size + p - first
-            assert cells.get(cell) == prefixes[p], f"sequence {seq}: position {p} holds something else"
-
-    def _apply_copies(self) -> None:
-        stores = {id(self.cache.stores[g.layers[0]]): i for i, g in enumerate(self.cache.plan.groups)}
-        for store, (src, dst, slots) in self.backend.copied:
-            if store in stores:
-                cells = self.cells[stores[store]]
-                for slot in range(slots):
-                    cells[dst * self.size + slot] = cells[src * self.size + slot]
-        self.backend.copied.clear()
-
-    def _apply_copies_early(self) -> None:
-        """Pending copies run before the next step; looking between steps must see them done."""
-        self.cache._run_copies()
-        self._apply_copies()
+            found = pending[cell] if cell in pending else device.cells.get(cell)
+            assert found == prefixes[p], f"sequence {seq}: position {p} holds something else"
 
     def _state(self) -> tuple:
         return tuple(
@@ -289,7 +327,7 @@ class Book:
                 p.n_cached,
                 p.n_evicted,
                 list(p._copies),
-                [(seq, p.blocks(seq), r.length, r.reserved) for seq, r in p.sequences.items()],
+                [(seq, p.blocks(seq), r.committed, r.length, r.reserved) for seq, r in p.sequences.items()],
             )
             for p in self.cache.placements
         )

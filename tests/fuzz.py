@@ -28,13 +28,19 @@ def operate(book: Book, rng: random.Random) -> None:
     elif choice < 0.72:
         batch = rng.sample(live, rng.randint(1, len(live)))
         tokens = {seq: more(book, seq, rng) for seq in batch if room(book, seq)}
-        if rng.random() < 0.08:
+        kind = rng.random()
+        if kind < 0.07:
             book.abandon(tokens, prepare=rng.random() < 0.5)
+        elif kind < 0.10:
+            book.drop(tokens)
         else:
-            book.step(tokens, keep=1.0 if rng.random() < 0.8 else rng.random())
+            later = book.config.ahead > 0 and rng.random() < 0.5
+            book.step(tokens, keep=1.0 if rng.random() < 0.8 else rng.random(), commit=not later)
+            for seq in [*book.texts] if rng.random() < 0.6 else []:
+                book.commit(seq, keep=1.0 if rng.random() < 0.7 else rng.random())
     elif choice < 0.80:
         seq = rng.choice(live)
-        book.rewind(seq, rng.randint(0, len(book.texts[seq].tokens)))
+        book.rewind(seq, rng.randint(0, book.texts[seq].committed))
     elif choice < 0.86 and len(live) < book.config.max_seqs:
         child = rng.randrange(10**6)
         if child not in book.texts:

@@ -13,13 +13,12 @@ import traceback
 from dataclasses import dataclass, replace
 
 import numpy as np
-from harness import Schedule, assert_near, bits, drive, expect, fill_with_nan, moved, pool, using, workload
+from harness import Driven, Schedule, assert_near, bits, drive, expect, fill_with_nan, moved, pool, using, workload
 
 from kvarn import isa
+from kvarn.backends.base import Counters
 from kvarn.backends.cpu import Cpu
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.counters import Counters
+from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -57,7 +56,8 @@ def make(seed: int, most: int = 513) -> Case:
     kv_heads = rng.randint(1, 4)
     window = rng.choice([None, None, rng.randint(1, 300)])
     pinned = rng.choice([0, 0, rng.randint(1, 80)]) if window else 0
-    spec = LayerSpec(kv_heads * rng.randint(1, 16), kv_heads, rng.choice(DIMS), window, pinned)
+    dim = rng.choice(DIMS)
+    spec = LayerSpec(kv_heads * rng.randint(1, 16), kv_heads, dim, dim, window, pinned)
     lengths = {
         seq: min(most, rng.choice(EDGES) if rng.random() < 0.5 else rng.randint(1, 600))
         for seq in range(rng.choice([1, 1, 2, 3, 5]))
@@ -104,7 +104,7 @@ def steps(lengths: dict[int, int], rng: random.Random) -> Schedule:
 
 
 def run(config: CacheConfig, schedule: Schedule, data: dict, threads: int) -> tuple[dict, Counters]:
-    cache = KVCache(config, Cpu(pool(threads)))
+    cache = Driven(config, Cpu(pool(threads)))
     fill_with_nan(cache)
     return drive(cache, schedule, data), cache.counters
 

@@ -14,16 +14,21 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from kvarn import isa
-from kvarn.backends.base import Backend
-from kvarn.backends.cpu import Cpu, make_pool
-from kvarn.backends.reference import Reference, dense
+from kvarn import isa, scoring
+from kvarn.backends.base import Counters, Memory, Program
+from kvarn.backends.cpu import Cpu
+from kvarn.backends.cpu.memory import CpuMemory
+from kvarn.backends.host import HostMemory, Store
+from kvarn.backends.pool import make_pool
+from kvarn.backends.reference import Reference, dense, rope
+from kvarn.backends.reference.cells import write
+from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.counters import Counters
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Step
 from kvarn.cache.strategy import STRATEGIES
+from kvarn.models.config import Rope
 
 
 class LacksInstructions(pytest.skip.Exception):
@@ -57,7 +62,7 @@ def using(name: str, order: str | None = None) -> Iterator[None]:
         isa.select_order(before[1])
 
 
-def backend() -> Backend:
+def backend() -> Reference | Cpu:
     return Reference() if _current[-1] == "reference" else Cpu(pool())
 
 
@@ -70,6 +75,59 @@ def strategies() -> Sequence[str]:
     return list(STRATEGIES) if _current[-1] in BACKENDS[:2] else ["contiguous", "ring", "paged"]
 
 
+class Driven:
+    """A cache's book and its memory on a backend, driven together: a prepared step is applied at once, and a commit
+    advances first. All other verbs are the book's."""
+
+    def __init__(self, config: CacheConfig, place: Reference | Cpu, allocate=None) -> None:
+        planned = plan(config, place.default_layout)
+        self.book = KVCache(planned)
+        self.backend = place
+        self.host = place.layers(planned) if allocate is None else HostMemory(planned, place.kernels, allocate)
+        self.memory: Memory = CpuMemory(self.host) if isinstance(place, Cpu) else self.host
+        self.stores, self.tables, self.arena = self.host.stores, self.host.tables, self.host.arena
+        self.write, self.attend, self.spec = self.host.write, self.host.attend, self.host.spec
+
+    def __getattr__(self, verb: str):
+        return getattr(self.book, verb)
+
+    @property
+    def counters(self) -> Counters:
+        return self.memory.counters
+
+    def prepare(self, seqs: Sequence[int]) -> Step:
+        step = self.book.prepare(seqs)
+        self.memory.apply(step)
+        return step
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        self.book.advance(seq, len(tokens))
+        self.book.commit(seq, tokens)
+
+    def check(self) -> None:
+        """The book, and that tables hold what the book says of every sequence's blocks, as far as they were told."""
+        self.book.check()
+        for entry in self.book._entries.values():
+            for r, table in zip(entry.residencies, self.tables, strict=True):
+                known = min(r.changed, len(r.blocks))
+                assert table.blocks[entry.row, :known].tolist() == r.blocks[:known], "a stale row"
+                assert table.first[entry.row, :known].tolist() == r.firsts[:known], "a stale row"
+
+
+def score(program: Program, cache: Driven, tokens: Sequence[int], first: int, chunk: int) -> np.ndarray:
+    return scoring.score(program, cache.memory, cache.book, tokens, first, chunk)
+
+
+def history(store: Store, block: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """K and V of one block's first `length` slots, [length, head, dim], as views: nothing is copied."""
+    return store.k[block, 0, :, :length].swapaxes(0, 1), store.v[block, 0, :, :length].swapaxes(0, 1)
+
+
+def write_rotated(k: np.ndarray, v: np.ndarray, rotary: Rope, cache: Driven) -> None:
+    """Keys rotated at the positions of the step, then written."""
+    write(rope.apply(k, cache.host.positions, rotary), v, cache.stores[0], cache.tables[0])
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Queries, keys and values of one sequence in one layer."""
@@ -80,15 +138,15 @@ class Inputs:
 
 
 def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Inputs:
-    rng = np.random.default_rng([seed, spec.n_heads, spec.n_kv_heads, spec.head_dim])
+    rng = np.random.default_rng([seed, spec.n_heads, spec.n_kv_heads, spec.k_dim])
     q, k, v = (
-        (scale * rng.standard_normal((length, heads, spec.head_dim))).astype(np.float32)
+        (scale * rng.standard_normal((length, heads, spec.k_dim))).astype(np.float32)
         for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
     )
     return Inputs(q, k, v)
 
 
-def fill_with_nan(cache: KVCache) -> None:
+def fill_with_nan(cache: Driven) -> None:
     for store in cache.stores:
         for cells in (store.k, store.v):
             if store.codec.name == "bf16":
@@ -100,7 +158,7 @@ def fill_with_nan(cache: KVCache) -> None:
                 scales[...] = np.nan
 
 
-def drive(cache: KVCache, schedule: Schedule, data: dict[tuple[int, int], Inputs]) -> dict[tuple[int, int], np.ndarray]:
+def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]) -> dict[tuple[int, int], np.ndarray]:
     """data[(sequence, layer)] -> output[(sequence, layer)], [T, n_heads, dim]. Tokens are the positions."""
     done: dict[int, int] = {}
     output = {key: np.full_like(x.q, np.nan) for key, x in data.items()}
@@ -128,8 +186,8 @@ def drive(cache: KVCache, schedule: Schedule, data: dict[tuple[int, int], Inputs
     return output
 
 
-def run(config: CacheConfig, schedule: Schedule, seed: int = 0) -> tuple[dict[tuple[int, int], np.ndarray], KVCache]:
-    cache = KVCache(config, backend())
+def run(config: CacheConfig, schedule: Schedule, seed: int = 0) -> tuple[dict[tuple[int, int], np.ndarray], Driven]:
+    cache = Driven(config, backend())
     fill_with_nan(cache)
     return drive(cache, schedule, workload(config, schedule, seed)), cache
 
@@ -149,15 +207,15 @@ def workload(config: CacheConfig, schedule: Schedule, seed: int = 0) -> dict[tup
 def decoded(x: np.ndarray, codec: str) -> np.ndarray:
     """What the cells hold, as float64, by the codec's definition."""
     flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
-    cells, scales = CODECS[codec].define(flat)
-    wide = CODECS[codec].widen(cells).astype(np.float64)
+    cells, scales = DEFINITIONS[codec].define(flat)
+    wide = DEFINITIONS[codec].widen(cells).astype(np.float64)
     if scales is not None:
         wide *= scales[:, None]
     return wide.reshape(x.shape)
 
 
 def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
-    return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.head_dim**-0.5)
+    return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.k_dim**-0.5)
 
 
 class Expected(NamedTuple):
@@ -168,7 +226,7 @@ class Expected(NamedTuple):
 def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
     """The oracle's rows from position `first` on. Native bf16 and int8 round scaled queries and probabilities to bf16:
     the first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
-    k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.head_dim**-0.5
+    k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.k_dim**-0.5
     if not native() or codec in ("f32", "f16"):
         return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
     q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))

@@ -2,20 +2,19 @@
 
 import numpy as np
 import pytest
-from harness import bits, chunks, drive, fill_with_nan, inputs, oracle, run
+from harness import Driven, bits, chunks, drive, fill_with_nan, inputs, oracle, run
 
 from kvarn import isa
+from kvarn.backends.base import Counters
+from kvarn.backends.host import over_pages
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.counters import Counters
+from kvarn.cache.codec import CODECS
 from kvarn.cache.placement import Reason
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
-from kvarn.cache.view import Store
 from kvarn.errors import BadArray, PastCapacity
 
-SPEC = LayerSpec(8, 1, 8)
+SPEC = LayerSpec(8, 1, 8, 8)
 
 
 def test_repeated_heads_do_not_claim_the_saving_of_compact_ones() -> None:
@@ -32,7 +31,7 @@ def test_a_store_over_pages_is_a_view_and_a_stack_is_not() -> None:
     pages = [np.zeros((16, 1, 8), np.float32) for _ in range(4)]
     stacked = np.stack(pages)
     assert not any(np.shares_memory(stacked, page) for page in pages)
-    store = Store.over_pages(stacked, stacked.copy(), CODECS["f32"], Counters())
+    store = over_pages(stacked, stacked.copy(), CODECS["f32"], Counters())
     assert np.shares_memory(store.k, stacked)
     store.k[2, 0, 0, 3] = 5
     assert (stacked[2, 3, 0] == 5).all()
@@ -41,7 +40,7 @@ def test_a_store_over_pages_is_a_view_and_a_stack_is_not() -> None:
 @pytest.mark.parametrize("length", [65, 66, 100, 200, 600])
 def test_decode_is_right_past_64_tokens(length: int) -> None:
     config = CacheConfig([SPEC], 640, "paged", "f32", max_chunk=640)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
     fill_with_nan(cache)
     x = inputs(SPEC, length, seed=1)
     output = drive(cache, chunks(0, length - 1, 1), {(0, 0): x})[0, 0]
@@ -50,7 +49,7 @@ def test_decode_is_right_past_64_tokens(length: int) -> None:
 
 def test_page_ids_need_not_be_0_to_n() -> None:
     config = CacheConfig([SPEC], 128, "paged", "f32", block_size=16, max_seqs=4)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
     cache.placements[0].pool._free[:] = [3, 17, 9, 30, 1, 12, 28, 5]  # taken from the end
     cache.placements[0].pool.n_blocks = cache.plan.n_blocks
     fill_with_nan(cache)
@@ -67,7 +66,7 @@ def test_page_ids_need_not_be_0_to_n() -> None:
 
 def test_token_counts_follow_growth() -> None:
     config = CacheConfig([SPEC], 128, "paged", "f32", max_seqs=2)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
     x = inputs(SPEC, 70, seed=0)
     total = 0
     for n in (1, 31, 1, 30, 7):
@@ -84,7 +83,7 @@ def test_token_counts_follow_growth() -> None:
 def test_a_fork_does_not_see_its_parents_later_tokens() -> None:
     for strategy in ("paged", "contiguous", "ring"):
         config = CacheConfig([SPEC], 64, strategy, "f32", max_seqs=2, max_chunk=32)
-        cache = KVCache(config, Reference())
+        cache = Driven(config, Reference())
         fill_with_nan(cache)
         parent, child = inputs(SPEC, 30, seed=0), inputs(SPEC, 30, seed=1)
         for name in "qkv":
@@ -103,7 +102,7 @@ def test_a_fork_does_not_see_its_parents_later_tokens() -> None:
 
 def test_the_second_chunk_does_not_start_at_position_0() -> None:
     config = CacheConfig([SPEC], 64, "paged", "f32", max_seqs=2)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
     cache.open(0)
     for start, stop in ((0, 20), (20, 33), (33, 34)):
         cache.reserve(0, stop)
@@ -112,7 +111,7 @@ def test_the_second_chunk_does_not_start_at_position_0() -> None:
 
 
 def test_every_layer_is_bound_at_its_own_offset() -> None:
-    cache = KVCache(CacheConfig([SPEC] * 4, 64, "paged", "int8"), Reference())
+    cache = Driven(CacheConfig([SPEC] * 4, 64, "paged", "int8"), Reference())
     addresses = [a.ctypes.data for s in cache.stores for a in (s.k, s.v, s.k_scale, s.v_scale)]
     offsets = [o for at in cache.plan.offsets for o in (at.k, at.v, at.k_scale, at.v_scale)]
     assert [a - cache.arena.ctypes.data for a in addresses] == offsets
@@ -120,7 +119,7 @@ def test_every_layer_is_bound_at_its_own_offset() -> None:
 
 
 def test_the_paged_cache_checks_its_bounds() -> None:
-    cache = KVCache(CacheConfig([SPEC], 64, "paged", "f32"), Reference())
+    cache = Driven(CacheConfig([SPEC], 64, "paged", "f32"), Reference())
     cache.open(0)
     with pytest.raises(PastCapacity):
         cache.reserve(0, 65)
@@ -131,7 +130,7 @@ def test_the_paged_cache_checks_its_bounds() -> None:
 
 
 def test_the_miss_counter_moves() -> None:
-    cache = KVCache(CacheConfig([SPEC], 128, "paged", "f32", max_seqs=4), Reference())
+    cache = Driven(CacheConfig([SPEC], 128, "paged", "f32", max_seqs=4), Reference())
     text = list(range(100))
     for seq, tokens in enumerate((text, text[:40], [*text[:40], 9, 9], [7] * 50)):
         cache.open(seq)

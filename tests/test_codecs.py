@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kvarn import isa
-from kvarn.cache.codecs import CODECS
+from kvarn.backends.reference.codecs import DEFINITIONS
+from kvarn.cache.codec import CODECS
 from kvarn.errors import KvarnError
 
 DIM = 64
@@ -49,7 +50,7 @@ def samples() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.filterwarnings("ignore:invalid value|overflow|divide by zero:RuntimeWarning")
 def test_native_encoders_equal_their_definition(name: str, instruction_set: str) -> None:
-    codec = CODECS[name]
+    codec = DEFINITIONS[name]
     for what, x in samples().items():
         expected, ours = codec.define(x), codec.encode(x)
         assert ours.cells.dtype == expected.cells.dtype == codec.dtype
@@ -63,7 +64,7 @@ def test_native_encoders_equal_their_definition(name: str, instruction_set: str)
 
 @pytest.mark.parametrize("name", CODECS)
 def test_widening_is_exact(name: str) -> None:
-    codec = CODECS[name]
+    codec = DEFINITIONS[name]
     every = np.arange(1 << 16, dtype=np.uint16).view(codec.dtype) if codec.dtype.itemsize == 2 else None
     if every is not None:
         wide = codec.widen(every.reshape(-1, DIM))
@@ -73,7 +74,7 @@ def test_widening_is_exact(name: str) -> None:
 
 
 def test_int8_scale_rounding_and_zero_vectors() -> None:
-    codec = CODECS["int8"]
+    codec = DEFINITIONS["int8"]
     x = np.array([[127, 0.5, 1.5, -0.5, -1.5, 126.5], [0] * 6, [-254, 1, 2, 3, 5, 7]], np.float32)
     cells, scales = codec.encode(x)
     assert scales.tolist() == [1.0, 0.0, 2.0]
@@ -82,14 +83,14 @@ def test_int8_scale_rounding_and_zero_vectors() -> None:
 
 def test_int8_does_not_hide_what_is_not_finite() -> None:
     x = np.array([[1, np.nan, 2], [1, np.inf, 2], [1, 2, 3]], np.float32)
-    cells, scales = CODECS["int8"].encode(x)
+    cells, scales = DEFINITIONS["int8"].encode(x)
     assert np.isnan(scales).tolist() == [True, True, False]
     assert not cells[:2].any()
 
 
 def test_bf16_error_is_half_a_unit() -> None:
     x = np.random.default_rng(1).standard_normal((100, DIM)).astype(np.float32)
-    back = CODECS["bf16"].widen(CODECS["bf16"].encode(x).cells)
+    back = DEFINITIONS["bf16"].widen(DEFINITIONS["bf16"].encode(x).cells)
     assert (np.abs(back - x) <= np.abs(x) * 2.0**-8).all()
 
 

@@ -8,7 +8,7 @@ import itertools
 import pytest
 from harness import Expected, assert_near, bits, expect, run, strategies, workload
 
-from kvarn.cache.codecs import CODECS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -17,13 +17,13 @@ from kvarn.errors import KvarnError
 
 CONTEXT, CHUNK = 160, 48
 SPECS = {
-    "gqa": LayerSpec(6, 2, 8),
-    "mha": LayerSpec(2, 2, 16),
-    "mqa": LayerSpec(4, 1, 8),
-    "window": LayerSpec(6, 2, 8, window=40),
-    "window of 1": LayerSpec(6, 2, 8, window=1),
-    "pinned": LayerSpec(6, 2, 8, window=24, pinned=5),
-    "pinned past a block": LayerSpec(6, 2, 8, window=24, pinned=37),
+    "gqa": LayerSpec(6, 2, 8, 8),
+    "mha": LayerSpec(2, 2, 16, 16),
+    "mqa": LayerSpec(4, 1, 8, 8),
+    "window": LayerSpec(6, 2, 8, 8, window=40),
+    "window of 1": LayerSpec(6, 2, 8, 8, window=1),
+    "pinned": LayerSpec(6, 2, 8, 8, window=24, pinned=5),
+    "pinned past a block": LayerSpec(6, 2, 8, 8, window=24, pinned=37),
 }
 MIX = {  # name: per step, sequence -> new tokens
     "mixed": [{0: 33}, {0: 1, 1: 48}, {1: 48, 2: 1, 0: 1}, {0: 30, 1: 1, 2: 47}, {0: 48, 1: 1, 2: 1}, {0: 47, 1: 48}],
@@ -121,7 +121,7 @@ def test_item_21_batch_and_chunks_do_not_change_a_bit(spec: LayerSpec, mix: str)
 @pytest.mark.usefixtures("backend")
 def test_two_groups_of_layers() -> None:
     """Local and global layers side by side, as in Gemma 3: one cache, two tables."""
-    local, full = LayerSpec(4, 1, 8, window=20), LayerSpec(4, 1, 8)
+    local, full = LayerSpec(4, 1, 8, 8, window=20), LayerSpec(4, 1, 8, 8)
     for strategy in ("contiguous", "paged", "ring", "sliding"):
         layers = [local, local, full, local]
         config = CacheConfig(layers, context=CONTEXT, strategy=strategy, codec="f32", max_chunk=CHUNK, max_seqs=4)

@@ -4,17 +4,15 @@ import random
 
 import numpy as np
 import pytest
-from harness import bits
+from harness import Driven, bits, score
 from tiny import ARCHITECTURES, CONTEXT, VOCAB, engine_of, finish, program_of
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import NAMES
 from kvarn.errors import KvarnError
 from kvarn.request import SamplingParams
-from kvarn.scoring import score
 
 RNG = random.Random(1)
 PROMPTS = [[RNG.randrange(VOCAB) for _ in range(n)] for n in (1, 5, 33, 64, 100, 129)]
@@ -52,7 +50,7 @@ def test_item_34_logits_are_the_same_bits_whatever_the_cache(architecture: str) 
                 except KvarnError:
                     continue
                 for chunk in (150, 7) if block_size is None else (64,):
-                    logits = score(program, KVCache(config, Reference()), tokens, 0, chunk)
+                    logits = score(program, Driven(config, Reference()), tokens, 0, chunk)
                     expected = logits if expected is None else expected
                     assert (bits(logits) == bits(expected)).all(), (strategy, layout, block_size, chunk)
     assert expected is not None
@@ -65,7 +63,7 @@ def test_item_25_token_by_token(architecture: str) -> None:
     program = program_of(architecture)
     tokens = [RNG.randrange(VOCAB) for _ in range(60)]
     caches = [
-        KVCache(CacheConfig(program.config.layer_specs, CONTEXT, "paged", "f32", max_chunk=60), Reference())
+        Driven(CacheConfig(program.config.layer_specs, CONTEXT, "paged", "f32", max_chunk=60), Reference())
         for _ in range(2)
     ]
     assert (bits(score(program, caches[0], tokens, 0, 1)) == bits(score(program, caches[1], tokens, 0, 60))).all()
@@ -122,7 +120,7 @@ def test_item_24_cached_tokens_and_kernel_calls() -> None:
         engine.step()
         held.append(request.samples[0].computed)
     assert held == [5, 6, 7, 8, 9], "prompt + generated - 1"
-    assert engine.cache.counters.calls == {"prefill": 3, "decode": 4 * 3}
+    assert engine.memory.counters.calls == {"prefill": 3, "decode": 4 * 3}
 
 
 def test_item_29_a_mixed_step_calls_each_kernel_once_per_layer() -> None:
@@ -130,10 +128,10 @@ def test_item_29_a_mixed_step_calls_each_kernel_once_per_layer() -> None:
     engine.add(PROMPTS[0], GREEDY)
     engine.step()
     engine.add(PROMPTS[2], GREEDY)
-    before = dict(engine.cache.counters.calls)
+    before = dict(engine.memory.counters.calls)
     engine.step()
-    assert engine.cache.counters.calls["prefill"] - before.get("prefill", 0) == 3
-    assert engine.cache.counters.calls["decode"] - before["decode"] == 3
+    assert engine.memory.counters.calls["prefill"] - before.get("prefill", 0) == 3
+    assert engine.memory.counters.calls["decode"] - before["decode"] == 3
 
 
 def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
@@ -170,8 +168,7 @@ def test_stop_tokens_and_end_tokens() -> None:
         (SamplingParams(max_tokens=7), 7),
     ):
         assert len(alone(PROMPTS[3], params)) == length
-    engine = engine_of()
-    engine._eos = frozenset([third])
+    engine = engine_of(eos_ids=[third])
     ends = engine.add(PROMPTS[3], GREEDY)
     goes_on = engine.add(PROMPTS[3], SamplingParams(max_tokens=20, ignore_eos=True))
     finish(engine)

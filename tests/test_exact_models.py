@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tiny_models
-from harness import bits, pool, using
+from harness import Driven, bits, pool, score, using
 from models import model
 from test_real_models import NOISY_LEAD, agreement, golden, sure_tokens, wikitext
 
@@ -24,16 +24,14 @@ from kvarn import isa
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.ops import RecordingOps
 from kvarn.backends.cpu.program import CpuProgram, load_program
-from kvarn.backends.reference import Reference
+from kvarn.backends.reference import Reference, load_weights
 from kvarn.backends.reference.program import ReferenceProgram
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.models.architectures import forward_of
 from kvarn.progress import quiet
-from kvarn.scoring import perplexity, score
+from kvarn.scoring import perplexity
 
 MODELS = ("qwen", "gemma", "smollm2-f32", "smollm2-bf16", "smollm2")
 TOKENS = {"qwen": 33, "gemma": 70}  # of the text; the others take more
@@ -54,9 +52,9 @@ class Ready(NamedTuple):
         return CpuProgram(self.checkpoint.config, self.program.weights, ops.nodes, pool(threads))
 
 
-def cache_for(program: CpuProgram | ReferenceProgram, backend=None, **more) -> KVCache:
+def cache_for(program: CpuProgram | ReferenceProgram, backend=None, **more) -> Driven:
     settings = dict(context=160, max_chunk=160, strategy="paged", codec="bf16") | more
-    return KVCache(CacheConfig(program.config.layer_specs, **settings), backend or Cpu(pool()))
+    return Driven(CacheConfig(program.config.layer_specs, **settings), backend or Cpu(pool()))
 
 
 def logits(program: CpuProgram, tokens: list[int], chunk: int = 512, **cache) -> np.ndarray:

@@ -94,8 +94,7 @@ def test_a_sampler_that_fails_ends_its_own_request() -> None:
 
 
 def test_the_queue_is_bounded() -> None:
-    engine = engine_of(max_seqs=2)
-    engine.max_waiting = 3
+    engine = engine_of(max_seqs=2, max_waiting=3)
     for _ in range(5):  # two run at the next step, three wait
         engine.add(CLEAN[2], SHORT)
     with pytest.raises(QueueFull, match="0 sequences run and 5 wait"):
@@ -110,8 +109,7 @@ def test_the_queue_is_bounded() -> None:
 
 def test_beside_decodes_prompts_move_in_small_chunks() -> None:
     """What bounds the gap between two tokens is the work of one step: decodes and at most so many prompt tokens."""
-    engine = engine_of(max_batch_tokens=64, max_seqs=4)
-    engine.scheduler.chunk_beside = 16
+    engine = engine_of(max_batch_tokens=64, max_seqs=4, chunk_while_decoding=16)
     seen = []
     run = engine.program.run
     engine.program.run = lambda cache, tokens, *rest: seen.append(len(tokens)) or run(cache, tokens, *rest)

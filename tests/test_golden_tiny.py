@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_gguf
+from harness import Driven, score
 
-from kvarn.backends.reference import Reference
+from kvarn.backends.reference import Reference, load_weights
 from kvarn.backends.reference.program import ReferenceProgram
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
-from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.progress import quiet
 from kvarn.sampling import log_softmax
-from kvarn.scoring import score
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tiny.json").read_text())
 
@@ -27,7 +25,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "tiny.json").read_text()
 def test_item_43_in_step_with_llama_cpp(variant: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
     program = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
-    cache = KVCache(CacheConfig(checkpoint.config.layer_specs, 128, "paged", "f32"), Reference())
+    cache = Driven(CacheConfig(checkpoint.config.layer_specs, 128, "paged", "f32"), Reference())
     ours = log_softmax(score(program, cache, tiny_gguf.tokens(variant), 0, 16))
     worst = 0.0
     for row, steps in zip(ours, GOLDEN[variant], strict=True):

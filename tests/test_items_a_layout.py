@@ -5,26 +5,24 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from harness import assert_near, backend, bits, chunks, drive, expect, fill_with_nan, inputs, run
+from harness import Driven, assert_near, backend, bits, chunks, drive, expect, fill_with_nan, history, inputs, run
 
 from kvarn.backends.reference import dense
 from kvarn.backends.reference.cells import repeat_heads
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import row_bytes
-from kvarn.cache.codecs import CODECS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.errors import BadArray, BadStep, KvarnError, PastCapacity, UnknownLayer, UnknownSequence
 
-SPEC = LayerSpec(6, 2, 5)
+SPEC = LayerSpec(6, 2, 5, 5)
 
 
-def cache_of(strategy: str = "contiguous", context: int = 64, codec: str = "f32", spec=SPEC, **kw) -> KVCache:
-    return KVCache(CacheConfig([spec] * kw.pop("layers", 1), context, strategy, codec, **kw), backend())
+def cache_of(strategy: str = "contiguous", context: int = 64, codec: str = "f32", spec=SPEC, **kw) -> Driven:
+    return Driven(CacheConfig([spec] * kw.pop("layers", 1), context, strategy, codec, **kw), backend())
 
 
-def write_step(cache: KVCache, k: np.ndarray, v: np.ndarray, seq: int = 0) -> None:
+def write_step(cache: Driven, k: np.ndarray, v: np.ndarray, seq: int = 0) -> None:
     start = cache.length(seq)
     assert cache.reserve(seq, start + len(k))
     cache.prepare([seq])
@@ -43,14 +41,14 @@ def test_item_01_canonical_shape_and_strides() -> None:
     views = []
     for seq in x:
         ((block, _),) = cache.placements[0].blocks(seq)
-        k, v = cache.stores[0].history(block, 9)
-        assert k.shape == v.shape == (9, SPEC.n_kv_heads, SPEC.head_dim)
-        assert k.strides == v.strides == (SPEC.n_kv_heads * SPEC.head_dim * 4, SPEC.head_dim * 4, 4)
+        k, v = history(cache.stores[0], block, 9)
+        assert k.shape == v.shape == (9, SPEC.n_kv_heads, SPEC.k_dim)
+        assert k.strides == v.strides == (SPEC.n_kv_heads * SPEC.k_dim * 4, SPEC.k_dim * 4, 4)
         assert (k == x[seq].k).all()
         assert (v == x[seq].v).all()
         views.append(k)
     batched = np.concatenate(views, axis=1)  # [seq, batch * n_kv_heads, head_dim]
-    assert batched.shape == (9, 2 * SPEC.n_kv_heads, SPEC.head_dim)
+    assert batched.shape == (9, 2 * SPEC.n_kv_heads, SPEC.k_dim)
     assert (batched[:, SPEC.n_kv_heads :] == x[1].k).all()
 
 
@@ -66,7 +64,7 @@ def test_item_01_and_03_a_write_touches_one_timestep(strategy: str) -> None:
     write_step(cache, x.k[7:], x.v[7:])
     changed = np.flatnonzero(before.view(np.uint32) != cache.arena.view(np.uint32))
     heads = cache.stores[0].n_heads
-    assert len(changed) == 2 * 2 * heads * SPEC.head_dim  # layers, K and V
+    assert len(changed) == 2 * 2 * heads * SPEC.k_dim  # layers, K and V
     for store in cache.stores:
         block, first = cache.placements[0].blocks(0)[0]
         assert (store.k[block, 0, :, 7 - first] == repeat_heads(x.k[7:], heads // 2)[0]).all()
@@ -86,7 +84,7 @@ def test_item_02_repeated_equals_repeat_and_transpose_at_every_step() -> None:
         for cache in (canonical, repeated):
             for seq in (0, 1):
                 write_step(cache, x[seq].k[t : t + 1], x[seq].v[t : t + 1], seq)
-            views = [cache.stores[0].history(cache.placements[0].blocks(seq)[0][0], t + 1) for seq in (0, 1)]
+            views = [history(cache.stores[0], cache.placements[0].blocks(seq)[0][0], t + 1) for seq in (0, 1)]
             sides.append([np.stack([view[i] for view in views]) for i in (0, 1)])  # [batch, seq, heads, dim]
         for plain, wide in zip(*sides, strict=True):
             expected = np.repeat(plain, 3, axis=2).transpose(0, 2, 1, 3).reshape(2 * 6, t + 1, 5)
@@ -95,7 +93,7 @@ def test_item_02_repeated_equals_repeat_and_transpose_at_every_step() -> None:
 
 def test_item_02_repeated_exists_only_under_gqa_and_the_plain_repeat_stays() -> None:
     with pytest.raises(KvarnError, match="nothing to repeat"):
-        cache_of("repeated", spec=LayerSpec(4, 4, 8))
+        cache_of("repeated", spec=LayerSpec(4, 4, 8, 8))
     x = np.arange(2 * 4 * 3).reshape(2, 4, 3)
     assert repeat_heads(x, 1) is x
     assert (repeat_heads(x, 2)[:, [0, 2, 4, 6]] == x).all()
@@ -106,10 +104,10 @@ def test_item_02_repeated_exists_only_under_gqa_and_the_plain_repeat_stays() -> 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_04_bytes_written_and_read(strategy: str, codec: str) -> None:
-    spec, layers = LayerSpec(6, 2, 8), 3
+    spec, layers = LayerSpec(6, 2, 8, 8), 3
     cache = cache_of(strategy, 200, codec, spec, layers=layers, max_chunk=64)
     copies = spec.group if strategy == "repeated" else 1
-    per_token = 2 * layers * spec.n_kv_heads * copies * row_bytes(CODECS[codec], spec.head_dim)
+    per_token = 2 * layers * spec.n_kv_heads * copies * CODECS[codec].k_row(spec.k_dim).nbytes
     x = inputs(spec, 100, seed=1)
     cache.open(0)
     for length in range(1, 101):
@@ -125,7 +123,7 @@ def test_item_04_bytes_written_and_read(strategy: str, codec: str) -> None:
         assert cache.counters.read - read == per_token * length, "the read is linear"
     assert cache.counters.copied == 0
     if codec == "f32":  # the formula of the requirement, spelled out
-        assert cache.counters.read - read == 2 * layers * spec.n_kv_heads * spec.head_dim * 100 * 4 * copies
+        assert cache.counters.read - read == 2 * layers * spec.n_kv_heads * spec.k_dim * 100 * 4 * copies
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -151,7 +149,7 @@ def test_item_05_buffers_are_zeroed_persistent_and_flat(strategy: str) -> None:
     assert grown < 1000 * 24 + remembered, "less than the smallest object per step: nothing is kept"
 
 
-def misuses(cache: KVCache):
+def misuses(cache: Driven):
     k = np.zeros((1, 2, 5), np.float32)
     wide = np.zeros((1, 2, 10), np.float32)
 
@@ -206,8 +204,8 @@ def test_item_06_misuse_raises_a_named_error_and_changes_nothing(strategy: str) 
         cache.check()
     cache.write(0, x.k[:1], x.v[:1])  # and the step that was under way goes on
     cache.commit(0, [10])
-    with pytest.raises(BadStep, match="prepare first"):
-        cache.write(0, x.k[:1], x.v[:1])
+    with pytest.raises(BadStep, match="prepare one and apply it first"):
+        cache_of(strategy).write(0, x.k[:1], x.v[:1])
 
 
 @pytest.mark.parametrize("layout", ["token-major", "head-major", "repeated"])
@@ -218,7 +216,7 @@ def test_item_07_history_aliases_storage_for_every_length(layout: str) -> None:
     write_step(cache, x.k, x.v)
     (block, _), at = cache.placements[0].blocks(0)[0], cache.plan.offsets[0]
     for length in range(1, 65):
-        for view, offset in zip(cache.stores[0].history(block, length), (at.k, at.v), strict=True):
+        for view, offset in zip(history(cache.stores[0], block, length), (at.k, at.v), strict=True):
             assert view.ctypes.data == cache.arena.ctypes.data + offset
             assert view.shape[0] == length
             assert np.shares_memory(view, cache.arena)
@@ -226,14 +224,14 @@ def test_item_07_history_aliases_storage_for_every_length(layout: str) -> None:
 
 
 def test_item_08_byte_offsets_of_every_layer() -> None:
-    wide = plan(CacheConfig([LayerSpec(40, 40, 128)] * 40, context=4096, strategy="head-major", codec="f32"))
+    wide = plan(CacheConfig([LayerSpec(40, 40, 128, 128)] * 40, context=4096, strategy="head-major", codec="f32"))
     for layer, at in enumerate(wide.offsets):
         assert at.k == layer * 167_772_160
         assert at.v == at.k + 83_886_080
     assert wide.nbytes == 6_710_886_400
-    half = plan(CacheConfig([LayerSpec(32, 32, 128)] * 40, context=4096, strategy="head-major", codec="bf16"))
+    half = plan(CacheConfig([LayerSpec(32, 32, 128, 128)] * 40, context=4096, strategy="head-major", codec="bf16"))
     assert half.nbytes == 2_684_354_560
-    phi4 = plan(CacheConfig([LayerSpec(40, 10, 128)] * 40, context=4096, strategy="head-major", codec="f32"))
+    phi4 = plan(CacheConfig([LayerSpec(40, 10, 128, 128)] * 40, context=4096, strategy="head-major", codec="f32"))
     assert phi4.nbytes * 4 == wide.nbytes
 
 
@@ -273,12 +271,12 @@ def test_item_09_index_inside_a_head_major_slab() -> None:
 def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
     """At W-1, W, W+1, at R*B-1, R*B, R*B+1 and after 2.5 laps: the same window over everything gives the same."""
     window, block, chunk = 4096, 32, 256
-    spec = LayerSpec(2, 1, 4)
+    spec = LayerSpec(2, 1, 4, 4)
     context = 12_000
     config = CacheConfig(
         [spec], context, strategy, "f32", block_size=block, max_chunk=chunk, window=window, pinned=pinned
     )
-    cache = KVCache(config, backend())
+    cache = Driven(config, backend())
     fill_with_nan(cache)
     geometry = cache.plan.groups[0].geometry
     lap = geometry.window_blocks * block
@@ -295,7 +293,7 @@ def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
             cache.write(0, x.k[start : start + n], x.v[start : start + n])
             row = cache.attend(0, x.q[start : start + n]) if n == 1 else None
             cache.commit(0, range(start, start + n))
-        seen = dense.attend(x.q[stop - 1 : stop], x.k[:stop], x.v[:stop], geometry.spec, spec.head_dim**-0.5, stop - 1)
+        seen = dense.attend(x.q[stop - 1 : stop], x.k[:stop], x.v[:stop], geometry.spec, spec.k_dim**-0.5, stop - 1)
         assert row is not None
         assert np.abs(row - seen).max() < 2e-6, stop
     cache.check()
@@ -304,7 +302,7 @@ def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
 @pytest.mark.usefixtures("backend")
 def test_item_10_chunked_prefill_into_a_ring_sized_by_the_formula() -> None:
     """Every chunk size up to the largest, at every phase; one block less and the first rows of a chunk lose keys."""
-    spec = LayerSpec(2, 1, 4, window=20)
+    spec = LayerSpec(2, 1, 4, 4, window=20)
     for chunk in (1, 5, 16, 17, 40):
         config = CacheConfig([spec], 300, "ring", "f32", block_size=16, max_chunk=chunk, window=20)
         sizes = [chunk] * (300 // chunk)

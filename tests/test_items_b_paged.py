@@ -6,19 +6,29 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from harness import assert_near, backend, bits, chunks, drive, expect, fill_with_nan, inputs
+from harness import (
+    Driven,
+    assert_near,
+    backend,
+    bits,
+    chunks,
+    drive,
+    expect,
+    fill_with_nan,
+    history,
+    inputs,
+)
 
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.counters import Counters
+from kvarn.backends.base import Counters
+from kvarn.backends.host import Table, over_pages
+from kvarn.cache.codec import CODECS
 from kvarn.cache.placement import Geometry
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
-from kvarn.cache.view import Store, Table
 from kvarn.errors import BadArray, KvarnError, OutOfBlocks, SequenceExists
 
-SPEC = LayerSpec(4, 2, 8)
+SPEC = LayerSpec(4, 2, 8, 8)
 
 
 def pager(n_blocks: int, block_size: int = 32, **kw) -> Paged:
@@ -38,10 +48,10 @@ def grow(placement: Paged, seq: int, tokens, salt: bytes = b"") -> int:
 
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_item_12_arena_of_blocks(block_size: int) -> None:
-    tinyllama, layers = LayerSpec(32, 4, 64), 2
+    tinyllama, layers = LayerSpec(32, 4, 64, 64), 2
     bytes_per_token = 2 * layers * 4 * 64 * 2
     budget = 8192 * bytes_per_token
-    cache = KVCache(
+    cache = Driven(
         CacheConfig([tinyllama] * layers, 8192, "paged", "bf16", block_size=block_size, cache_bytes=budget), backend()
     )
     assert cache.plan.n_blocks * block_size == 8192
@@ -49,17 +59,17 @@ def test_item_12_arena_of_blocks(block_size: int) -> None:
     if block_size == 32:
         assert cache.plan.n_blocks == 256
     for store in cache.stores:
-        k, v = store.history(3, block_size)
+        k, v = history(store, 3, block_size)
         assert k.shape == v.shape == (block_size, 4, 64)  # of each layer: [layers, block, kv_heads, dim] over all
 
 
 def test_item_13_block_arrays_alias_storage() -> None:
-    cache = KVCache(CacheConfig([SPEC] * 2, 128, "paged", "f32"), backend())
+    cache = Driven(CacheConfig([SPEC] * 2, 128, "paged", "f32"), backend())
     drive(cache, chunks(0, 100), {(0, layer): inputs(SPEC, 100, seed=layer) for layer in (0, 1)})
     start = cache.arena.ctypes.data
     for store, at in zip(cache.stores, cache.plan.offsets, strict=True):
         for block, _ in cache.placements[0].blocks(0):
-            for view, offset in zip(store.history(block, 32), (at.k, at.v), strict=True):
+            for view, offset in zip(history(store, block, 32), (at.k, at.v), strict=True):
                 assert view.ctypes.data == start + offset + block * 32 * 2 * 8 * 4
     assert cache.counters.copied == 0, "bytes bridged between the cache and the kernels"
 
@@ -69,7 +79,7 @@ def table_over(blocks: list[int], block_size: int, length: int, new: int) -> Tab
     table.blocks[0], table.first[0] = blocks, np.arange(len(blocks)) * block_size
     table.n_blocks[0], table.kv_len[0], table.q_start[1] = len(blocks), length, new
     cell = np.arange(length - new, length)
-    table.slots = np.array([blocks[p // block_size] * block_size + p % block_size for p in cell])
+    table.cells = np.array([blocks[p // block_size] * block_size + p % block_size for p in cell])
     return table
 
 
@@ -78,20 +88,20 @@ def table_over(blocks: list[int], block_size: int, length: int, new: int) -> Tab
 def test_item_14_block_format_and_stacked_format(codec: str) -> None:
     """[pages, layers, block, heads, dim] and [pages, block, heads, dim] hold the same cells and give the same bits."""
     pages, layers, block, layer = 7, 3, 16, 1
-    dtype = CODECS[codec].dtype
+    dtype = np.dtype(CODECS[codec].unit)
     x = inputs(SPEC, 50, seed=4)
     k5, v5 = np.zeros((2, pages, layers, block, 2, 8), dtype)
     k4, v4 = np.zeros((2, pages, block, 2, 8), dtype)
     stores = [
-        Store.over_pages(k5, v5, CODECS[codec], Counters(), layer=layer),
-        Store.over_pages(k4, v4, CODECS[codec], Counters()),
+        over_pages(k5, v5, CODECS[codec], Counters(), layer=layer),
+        over_pages(k4, v4, CODECS[codec], Counters()),
     ]
     table = table_over([5, 2, 6, 0], block, 50, 50)
     results = []
     for store in stores:
-        backend().write(x.k, x.v, store, table)
+        backend().kernels.write(x.k, x.v, store, table)
         results.append(np.zeros_like(x.q))
-        backend().prefill(x.q, store, table, SPEC, 8**-0.5, results[-1])
+        backend().kernels.prefill(x.q, store, table, SPEC, 8**-0.5, results[-1])
     assert (bits(results[0]) == bits(results[1])).all()
     assert_near(results[0], expect(x, SPEC, codec))
     assert (k5[:, layer] == k4).all()
@@ -104,14 +114,23 @@ def test_item_14_block_format_and_stacked_format(codec: str) -> None:
 def test_item_14_other_ranks_are_refused(rank: int) -> None:
     pages = np.zeros((2,) * rank, np.float32)
     with pytest.raises(BadArray, match=f"rank {rank}"):
-        Store.over_pages(pages, pages, CODECS["f32"], Counters())
+        over_pages(pages, pages, CODECS["f32"], Counters())
 
 
 def test_item_14_pages_that_disagree_are_refused() -> None:
-    k, v = np.zeros((2, 16, 2, 8), np.float32), np.zeros((2, 16, 2, 4), np.float32)
+    k, v = np.zeros((2, 16, 2, 8), np.float32), np.zeros((2, 16, 3, 8), np.float32)
     for bad in ((k, v, "f32"), (k, k, "f16"), (k.astype(np.int8), k.astype(np.int8), "int8")):
         with pytest.raises(BadArray):
-            Store.over_pages(*bad[:2], CODECS[bad[2]], Counters())
+            over_pages(*bad[:2], CODECS[bad[2]], Counters())
+    for layer in (-1, 3):
+        with pytest.raises(BadArray, match="is not in pages"):
+            over_pages(
+                np.zeros((2, 3, 16, 2, 8), np.float32),
+                np.zeros((2, 3, 16, 2, 8), np.float32),
+                CODECS["f32"],
+                Counters(),
+                layer=layer,
+            )
 
 
 def test_item_15_pager_counts() -> None:
@@ -148,7 +167,7 @@ def test_item_16_fragmented_shuffled_and_interleaved_tables() -> None:
     """Sequences that grow in turn, after others left holes, have scattered blocks; the bits are those of one slab."""
     lengths = {seq: 120 + 7 * seq for seq in range(4)}
     data = {(seq, 0): inputs(SPEC, n, seed=seq) for seq, n in lengths.items()}
-    cache = KVCache(CacheConfig([SPEC], 160, "paged", "f32", block_size=16, max_seqs=8), backend())
+    cache = Driven(CacheConfig([SPEC], 160, "paged", "f32", block_size=16, max_seqs=8), backend())
     fill_with_nan(cache)
     for seq in range(100, 108):  # leave a shuffled free list behind
         cache.open(seq)
@@ -165,7 +184,7 @@ def test_item_16_fragmented_shuffled_and_interleaved_tables() -> None:
     assert scattered != sorted(scattered)
     assert any(abs(a - b) != 1 for a, b in itertools.pairwise(scattered))
     for seq in lengths:
-        alone = KVCache(CacheConfig([SPEC], 160, "contiguous", "f32"), backend())
+        alone = Driven(CacheConfig([SPEC], 160, "contiguous", "f32"), backend())
         expected = drive(alone, chunks(seq, lengths[seq]), {(seq, 0): data[seq, 0]})
         assert (bits(output[seq, 0]) == bits(expected[seq, 0])).all()
 
@@ -178,7 +197,7 @@ def test_item_16_fork_with_copy_on_write(strategy: str, codec: str) -> None:
     at, end = 45, 80
     window = None if strategy in ("paged", "contiguous") else 30
     config = CacheConfig([SPEC] * 2, 96, strategy, codec, block_size=16, max_seqs=2, max_chunk=45, window=window)
-    cache = KVCache(config, backend())
+    cache = Driven(config, backend())
     fill_with_nan(cache)
     spec = cache.plan.groups[0].geometry.spec
     parent = [inputs(SPEC, end, seed=layer) for layer in (0, 1)]
@@ -250,13 +269,13 @@ def test_item_17_what_can_never_fit_is_refused_with_the_numbers() -> None:
 
 def test_item_17_all_groups_or_none() -> None:
     """The global group is full, the local one is not: neither moves."""
-    local, full = LayerSpec(2, 1, 4, window=16), LayerSpec(2, 1, 4)
+    local, full = LayerSpec(2, 1, 4, 4, window=16), LayerSpec(2, 1, 4, 4)
     block = 2 * 16 * 4 * 4
     windows = 2 * 4 * block  # two sequences, (16 + 32 - 2) / 16 + 1 blocks each
     config = CacheConfig(
         [local, full], 96, "paged", "f32", block_size=16, max_seqs=2, max_chunk=32, cache_bytes=windows + 5 * block
     )
-    cache = KVCache(config, backend())
+    cache = Driven(config, backend())
     assert [g.geometry.n_blocks for g in cache.plan.groups] == [8, 5]
     cache.open(0)
     cache.open(1)
@@ -314,8 +333,10 @@ def test_item_18_senseless_watermarks_are_refused(marks: tuple[float, float]) ->
 
 @pytest.mark.parametrize("strategy", ["paged", "sliding", "contiguous", "ring"])
 def test_item_19_no_leak_over_a_thousand_requests(strategy: str) -> None:
-    config = CacheConfig([LayerSpec(2, 1, 1)], 128, strategy, "f32", max_seqs=4, block_size=16, max_chunk=64, window=40)
-    cache = KVCache(config, backend())
+    config = CacheConfig(
+        [LayerSpec(2, 1, 1, 1)], 128, strategy, "f32", max_seqs=4, block_size=16, max_chunk=64, window=40
+    )
+    cache = Driven(config, backend())
     rng = np.random.default_rng(5)
 
     def request(i: int) -> None:

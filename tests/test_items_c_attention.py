@@ -6,16 +6,29 @@ from pathlib import Path
 import harness
 import numpy as np
 import pytest
-from harness import assert_near, backend, bits, chunks, decoded, drive, expect, fill_with_nan, inputs, run, workload
+from harness import (
+    Driven,
+    assert_near,
+    backend,
+    bits,
+    chunks,
+    decoded,
+    drive,
+    expect,
+    fill_with_nan,
+    inputs,
+    run,
+    workload,
+    write_rotated,
+)
 
+from kvarn.backends.base import Counters
+from kvarn.backends.host import Table, over_pages
 from kvarn.backends.reference import Reference, cells, dense, rope
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.counters import Counters
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES, resolve
-from kvarn.cache.view import Store, Table
 from kvarn.models.config import Rope
 
 HEADS = {"TinyLlama": (32, 4), "SmolLM2": (9, 3), "Qwen2.5": (12, 2), "Gemma 3": (4, 1), "MHA": (4, 4), "MQA": (8, 1)}
@@ -26,7 +39,7 @@ LENGTHS = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 51
 @pytest.mark.parametrize("dim", [48, 64, 80, 128])
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_item_22_gqa_against_the_oracle(heads: tuple[int, int], dim: int) -> None:
-    spec = LayerSpec(*heads, dim)
+    spec = LayerSpec(*heads, dim, dim)
     for strategy in ("contiguous", "paged", "head-major"):
         config = CacheConfig([spec], 96, strategy, "f32", max_seqs=2, max_chunk=60)
         schedule = [{0: 60, 1: 1}, {0: 1, 1: 33}, {0: 20, 1: 1}]
@@ -38,9 +51,9 @@ def test_item_22_gqa_against_the_oracle(heads: tuple[int, int], dim: int) -> Non
 @pytest.mark.usefixtures("backend")
 def test_item_22_each_query_head_reads_its_own_kv_head() -> None:
     """Values that name their head: query head h must return KV head h // group."""
-    spec = LayerSpec(6, 2, 4)
+    spec = LayerSpec(6, 2, 4, 4)
     for strategy in ("contiguous", "head-major", "repeated", "paged"):
-        cache = KVCache(CacheConfig([spec], 32, strategy, "f32"), backend())
+        cache = Driven(CacheConfig([spec], 32, strategy, "f32"), backend())
         x = inputs(spec, 5, seed=1)
         x.v[:] = np.arange(2)[None, :, None]
         output = drive(cache, chunks(0, 5), {(0, 0): x})[0, 0]
@@ -51,9 +64,9 @@ def test_item_23_the_saving_is_real() -> None:
     """TinyLlama, 2,048 tokens, 16 bits: measured from the allocation of a cache in use."""
     mib = 1 << 20
     sizes = {}
-    for name, spec in {"all heads": LayerSpec(32, 32, 64), "kv heads": LayerSpec(32, 4, 64)}.items():
+    for name, spec in {"all heads": LayerSpec(32, 32, 64, 64), "kv heads": LayerSpec(32, 4, 64, 64)}.items():
         tracemalloc.start()
-        cache = KVCache(CacheConfig([spec] * 22, 2048, "contiguous", "bf16", max_chunk=2048), Reference())
+        cache = Driven(CacheConfig([spec] * 22, 2048, "contiguous", "bf16", max_chunk=2048), Reference())
         x = np.ones((2048, spec.n_kv_heads, 64), np.float32)
         cache.open(0)
         cache.reserve(0, 2048)
@@ -76,8 +89,8 @@ def test_item_23_the_saving_is_real() -> None:
 @pytest.mark.parametrize(("prompt", "cached"), [(5, 9), (6, 10)])
 def test_item_24_prefill_and_decode_split(strategy: str, prompt: int, cached: int) -> None:
     """Five generated tokens: the last one is never written, so the cache holds prompt + generated - 1."""
-    spec, layers = LayerSpec(4, 2, 8), 3
-    cache = KVCache(CacheConfig([spec] * layers, 32, strategy, "f32"), backend())
+    spec, layers = LayerSpec(4, 2, 8, 8), 3
+    cache = Driven(CacheConfig([spec] * layers, 32, strategy, "f32"), backend())
     data = {(0, layer): inputs(spec, prompt + 4, seed=layer) for layer in range(layers)}
     drive(cache, [{0: prompt}] + [{0: 1}] * 4, data)
     assert cache.length(0) == cached == cache.usage().tokens
@@ -86,7 +99,7 @@ def test_item_24_prefill_and_decode_split(strategy: str, prompt: int, cached: in
 
 @pytest.mark.usefixtures("backend")
 def test_item_24_a_mixed_step_calls_both_kernels_once_per_layer() -> None:
-    config = CacheConfig([LayerSpec(4, 2, 8)] * 3, 64, "paged", "f32", max_seqs=3)
+    config = CacheConfig([LayerSpec(4, 2, 8, 8)] * 3, 64, "paged", "f32", max_seqs=3)
     _, cache = run(config, [{0: 9, 1: 1, 2: 4}])
     assert cache.counters.calls == {"prefill": 3, "decode": 3}
     _, cache = run(config, [{0: 1, 1: 1, 2: 1}])
@@ -97,22 +110,22 @@ def test_item_24_a_mixed_step_calls_both_kernels_once_per_layer() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_25_rope_offset(strategy: str, codec: str) -> None:
     """One-shot, chunked and token by token: the position of a token is its place in the sequence, not in the chunk."""
-    spec, length = LayerSpec(4, 2, 16), 90
+    spec, length = LayerSpec(4, 2, 16, 16), 90
     x = inputs(spec, length, seed=6)
-    rotary = Rope(10_000.0, spec.head_dim)
+    rotary = Rope(10_000.0, spec.k_dim)
     results = []
     for size in (length, 1, 7, 32):
         config = CacheConfig([spec], 96, strategy, codec, max_chunk=length)
-        cache = KVCache(config, Reference())
+        cache = Driven(config, Reference())
         fill_with_nan(cache)
         cache.open(0)
         rows = []
         for start in range(0, length, size):
             part = slice(start, min(start + size, length))
             cache.reserve(0, part.stop)
-            step = cache.prepare([0])
-            rope.write_rotated(x.k[part], x.v[part], rotary, cache.stores[0], cache.tables[0])
-            rows.append(cache.attend(0, rope.apply(x.q[part], step.positions, rotary)))
+            cache.prepare([0])
+            write_rotated(x.k[part], x.v[part], rotary, cache)
+            rows.append(cache.attend(0, rope.apply(x.q[part], cache.host.positions, rotary)))
             cache.commit(0, range(part.start, part.stop))
         results.append(np.concatenate(rows))
     for other in results[1:]:
@@ -121,7 +134,7 @@ def test_item_25_rope_offset(strategy: str, codec: str) -> None:
     k = decoded(rope.apply(x.k, everywhere, rotary), codec)
     q = rope.apply(x.q, everywhere, rotary)
     seen = cache.plan.groups[0].geometry.spec
-    expected = dense.attend(q, k, decoded(x.v, codec), seen, spec.head_dim**-0.5)
+    expected = dense.attend(q, k, decoded(x.v, codec), seen, spec.k_dim**-0.5)
     assert np.abs(results[0] - expected).max() < 3e-6
 
 
@@ -140,7 +153,7 @@ def test_item_25_rope_is_relative() -> None:
 def test_item_26_lengths(length: int, backend: str) -> None:
     """Prefill and decode at every length where a tile or a block ends, in f32 and in 16 bits."""
     slow = backend == "portable" and length > 600  # test_native_attention says that all instruction sets are equal
-    spec = LayerSpec(3, 1, 64)
+    spec = LayerSpec(3, 1, 64, 64)
     x = inputs(spec, length, seed=length)
     exact = dense.attend(x.q[-1:], x.k, x.v, spec, 64**-0.5, first=length - 1)
     for codec, tolerance in (("f32", 5e-6), ("f16", 1e-2), ("bf16", 1e-2))[: 1 if slow else 3]:
@@ -148,7 +161,7 @@ def test_item_26_lengths(length: int, backend: str) -> None:
         for block_size in (32,) if slow else (16, 32, 64):
             config = CacheConfig([spec], 2064, "paged", codec, block_size=block_size, max_chunk=2064)
             for schedule in (chunks(0, length), chunks(0, length - 1, 1)):
-                cache = KVCache(config, harness.backend())
+                cache = Driven(config, harness.backend())
                 fill_with_nan(cache)
                 output = drive(cache, [s for s in schedule if s[0]], {(0, 0): x})[0, 0]
                 results.append(output[-1:])
@@ -159,13 +172,13 @@ def test_item_26_lengths(length: int, backend: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_item_26_an_empty_sequence_gives_zeros() -> None:
-    spec = LayerSpec(2, 1, 8)
+    spec = LayerSpec(2, 1, 8, 8)
     k, v = np.full((2, 4, 16, 1, 8), np.nan, np.float32)
-    store = Store.over_pages(k, v, CODECS["f32"], Counters())
-    for rows, kernel in ((1, backend().decode), (3, backend().prefill)):
+    store = over_pages(k, v, CODECS["f32"], Counters())
+    for rows, kernel in ((1, backend().kernels.decode), (3, backend().kernels.prefill)):
         table = Table(2, 2, 16)
         table.q_start[:] = [0, rows, rows]
-        table.slots = np.full(rows, -1)
+        table.cells = np.full(rows, -1)
         out = np.full((rows, 2, 8), np.nan, np.float32)
         kernel(np.ones((rows, 2, 8), np.float32), store, table, spec, 1.0, out)
         assert (out == 0).all()
@@ -173,7 +186,7 @@ def test_item_26_an_empty_sequence_gives_zeros() -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_item_26_sequences_that_sit_a_step_out() -> None:
-    config = CacheConfig([LayerSpec(4, 2, 8)], 64, "paged", "f32", max_seqs=4)
+    config = CacheConfig([LayerSpec(4, 2, 8, 8)], 64, "paged", "f32", max_seqs=4)
     schedule = [{0: 10, 1: 20, 2: 5}, {1: 1}, {0: 1, 2: 30}, {2: 1}, {0: 3, 1: 4}]
     output, _ = run(config, schedule)
     for (seq, layer), x in workload(config, schedule).items():
@@ -183,7 +196,7 @@ def test_item_26_sequences_that_sit_a_step_out() -> None:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", ["contiguous", "ring", "sliding", "paged"])
 def test_item_27_gemmas_window_beside_its_global_layers(strategy: str) -> None:
-    local, full = LayerSpec(4, 1, 16, window=512), LayerSpec(4, 1, 16)
+    local, full = LayerSpec(4, 1, 16, 16, window=512), LayerSpec(4, 1, 16, 16)
     layers = [local] * 5 + [full]
     config = CacheConfig(layers, 1100, strategy, "bf16", max_chunk=256)
     schedule = [{0: 256}, {0: 255}, {0: 1}, {0: 1}, {0: 1}, {0: 256}, {0: 256}, {0: 1}]
@@ -198,16 +211,16 @@ def test_item_27_gemmas_window_beside_its_global_layers(strategy: str) -> None:
 
 
 def test_item_27_the_smaller_window_rules() -> None:
-    config = CacheConfig([LayerSpec(2, 1, 8, window=64), LayerSpec(2, 1, 8)], 256, "sliding", "f32", window=100)
-    cache = KVCache(config, Reference())
+    config = CacheConfig([LayerSpec(2, 1, 8, 8, window=64), LayerSpec(2, 1, 8, 8)], 256, "sliding", "f32", window=100)
+    cache = Driven(config, Reference())
     assert [group.geometry.spec.window for group in cache.plan.groups] == [64, 100]
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_item_28_rotation_fused_with_the_write_equals_the_unfused_result(codec: str) -> None:
-    spec = LayerSpec(4, 2, 16)
+    spec = LayerSpec(4, 2, 16, 16)
     rotary = Rope(500_000.0, 16)
-    caches = [KVCache(CacheConfig([spec], 96, "paged", codec, max_seqs=2), Reference()) for _ in range(2)]
+    caches = [Driven(CacheConfig([spec], 96, "paged", codec, max_seqs=2), Reference()) for _ in range(2)]
     x = {seq: inputs(spec, 60, seed=seq) for seq in (0, 1)}
     for cache in caches:
         for seq in (0, 1):
@@ -222,7 +235,7 @@ def test_item_28_rotation_fused_with_the_write_equals_the_unfused_result(codec: 
             k, v = (np.concatenate([getattr(x[seq], name)[spans[seq]] for seq in order]) for name in "kv")
             store, table = cache.stores[0], cache.tables[0]
             if fused:
-                rope.write_rotated(k, v, rotary, store, table)
+                write_rotated(k, v, rotary, cache)
             else:
                 where = np.concatenate([np.arange(spans[seq].start, spans[seq].stop) for seq in order])
                 cells.write(rope.apply(k, where, rotary), v, store, table)
@@ -250,14 +263,14 @@ def test_item_30_auto(context: int, max_seqs: int, expected: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_value_that_is_not_finite_reaches_only_the_rows_that_see_it(codec: str, poison: float) -> None:
     """Position 10 is poisoned: rows before it, and rows whose window has passed it, are as if it did not exist."""
-    spec = LayerSpec(2, 1, 8, window=6)
+    spec = LayerSpec(2, 1, 8, 8, window=6)
     x = inputs(spec, 40, seed=0)
     clean, _ = run(CacheConfig([spec], 64, "paged", codec), chunks(0, 40))
     for which in ("k", "v"):
         dirty = inputs(spec, 40, seed=0)
         getattr(dirty, which)[10] = poison
         for sizes in ((40,), (8, 8, 8, 16), (1,) * 40):
-            cache = KVCache(CacheConfig([spec], 64, "paged", codec), backend())
+            cache = Driven(CacheConfig([spec], 64, "paged", codec), backend())
             output = drive(cache, chunks(0, *sizes), {(0, 0): dirty})[0, 0]
             sees = np.isin(np.arange(40), np.arange(10, 16))
             assert (bits(output[~sees]) == bits(clean[0, 0][~sees])).all()
@@ -267,8 +280,8 @@ def test_a_value_that_is_not_finite_reaches_only_the_rows_that_see_it(codec: str
 
 def test_a_missing_key_is_a_bug_and_not_a_zero() -> None:
     """Tiles are skipped by visibility, never by residency: a table that lost a visible block is an error."""
-    cache = KVCache(CacheConfig([LayerSpec(2, 1, 8)], 128, "paged", "f32"), Reference())
-    x = inputs(LayerSpec(2, 1, 8), 80, seed=0)
+    cache = Driven(CacheConfig([LayerSpec(2, 1, 8, 8)], 128, "paged", "f32"), Reference())
+    x = inputs(LayerSpec(2, 1, 8, 8), 80, seed=0)
     drive(cache, chunks(0, 79), {(0, 0): x})
     cache.reserve(0, 80)
     cache.prepare([0])
@@ -281,10 +294,10 @@ def test_a_missing_key_is_a_bug_and_not_a_zero() -> None:
 def test_padding_is_neither_written_nor_read() -> None:
     k, v = np.full((2, 4, 16, 1, 8), 7, np.float32)
     counters = Counters()
-    store = Store.over_pages(k, v, CODECS["f32"], counters)
+    store = over_pages(k, v, CODECS["f32"], counters)
     table = Table(1, 1, 16)
-    table.slots, table.q_start[1] = np.array([-1, 20, -1]), 3
-    backend().write(np.zeros((3, 1, 8), np.float32), np.zeros((3, 1, 8), np.float32), store, table)
+    table.cells, table.q_start[1] = np.array([-1, 20, -1]), 3
+    backend().kernels.write(np.zeros((3, 1, 8), np.float32), np.zeros((3, 1, 8), np.float32), store, table)
     assert counters.written == 2 * 8 * 4
     assert (k.reshape(64, 8)[20] == 0).all()
     assert (np.delete(k.reshape(64, 8), 20, axis=0) == 7).all()
@@ -296,15 +309,14 @@ def test_padding_is_neither_written_nor_read() -> None:
 def test_storage_past_two_to_the_31_elements(layout: str, codec: str, tmp_path: Path) -> None:
     """Offsets are 64 bits everywhere: a text in the highest blocks of a file of up to 17 GiB, of which few pages are
     ever touched, gives the bits that it gives in a small cache."""
-    spec, x = LayerSpec(4, 2, 128), inputs(LayerSpec(4, 2, 128), 50, seed=0)
+    spec, x = LayerSpec(4, 2, 128, 128), inputs(LayerSpec(4, 2, 128, 128), 50, seed=0)
     heads = 4 if layout == "repeated" else 2
     far = (1 << 31) // (heads * 128) + 4096  # tokens
     outputs = []
     for context in (64, far):
         place = backend()
-        place.allocate = lambda n: np.memmap(tmp_path / "arena", np.uint8, "w+", shape=n)  # sparse, zeros, whole pages
         config = CacheConfig([spec], context, "paged", codec, layout=layout, block_size=32, max_chunk=64)
-        cache = KVCache(config, place)
+        cache = Driven(config, place, lambda n: np.memmap(tmp_path / "arena", np.uint8, "w+", shape=n))  # sparse zeros
         cache.placements[0].pool._free.reverse()  # the highest blocks first
         outputs.append(drive(cache, chunks(0, 40, 1, 9), {(0, 0): x})[0, 0])
     assert min(block for block, _ in cache.placements[0].blocks(0)) * 32 * heads * 128 > 1 << 31

@@ -11,20 +11,18 @@ import gguf
 import numpy as np
 import pytest
 import tiny_gguf
-from harness import bits, pool, using
+from harness import Driven, bits, pool, score, using
 from test_packing import TYPES, dequantized, sane_rows
 
 from kvarn import isa
-from kvarn.backends.cpu import Cpu, make_pool
+from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import CpuProgram, load_program
-from kvarn.backends.reference import Reference
+from kvarn.backends.pool import make_pool
+from kvarn.backends.reference import Reference, load_weights
 from kvarn.backends.reference.program import ReferenceProgram
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
-from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.progress import quiet
-from kvarn.scoring import score
 
 HIDDEN, FF, VOCAB, HEADS, KV, DIM, LAYERS = 256, 512, 131, 4, 2, 64, 2  # whole blocks of 256; rows that are no group
 ROWS = (1, 2, 3, 4, 7, 8, 16, 17, 31, 32, 33, 64, 129)
@@ -71,7 +69,7 @@ def spread(kind: str) -> float:
 
 def logits(program, chunk: int, backend=None, tokens=TEXT) -> np.ndarray:
     config = CacheConfig(program.config.layer_specs, 160, "paged", "f32", max_chunk=160)
-    return score(program, KVCache(config, backend or Cpu(pool())), tokens, 0, chunk)
+    return score(program, Driven(config, backend or Cpu(pool())), tokens, 0, chunk)
 
 
 def same(program: CpuProgram, rows: int, expected: np.ndarray, most: int = 129) -> bool:

@@ -4,32 +4,28 @@ import threading
 
 import numpy as np
 import pytest
-from harness import backend, chunks, drive, fill_with_nan, inputs
+from harness import Driven, backend, chunks, drive, fill_with_nan, inputs
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.counters import Counters
 from kvarn.cache.placement import Geometry, Reason, Stop
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.cache.view import Store
-from kvarn.errors import BadArray, BadStep, KvarnError, OutOfMemory
+from kvarn.errors import BadStep, KvarnError, OutOfMemory, UnknownSequence
 
-SPEC = LayerSpec(4, 2, 8)
+SPEC = LayerSpec(4, 2, 8, 8)
 X = inputs(SPEC, 40, seed=0)
 
 
-def cache_of(strategy: str = "paged", **more) -> KVCache:
+def cache_of(strategy: str = "paged", **more) -> Driven:
     settings = dict(context=128, codec="f32", block_size=16, max_seqs=3, max_chunk=32) | more
-    cache = KVCache(CacheConfig([SPEC], strategy=strategy, **settings), backend())
+    cache = Driven(CacheConfig([SPEC], strategy=strategy, **settings), backend())
     fill_with_nan(cache)
     return cache
 
 
-def begin(cache: KVCache, start: int, stop: int, seq: int = 0) -> np.ndarray:
+def begin(cache: Driven, start: int, stop: int, seq: int = 0) -> np.ndarray:
     cache.reserve(seq, stop)
     cache.prepare([seq])
     cache.write(0, X.k[start:stop], X.v[start:stop])
@@ -63,20 +59,37 @@ def test_a_commit_of_a_part_ends_the_step() -> None:
     assert np.isfinite(begin(cache, 4, 12)).all()
 
 
-def test_a_step_that_another_replaced_cannot_be_committed() -> None:
+def test_a_dropped_step_takes_its_sequences_and_no_others() -> None:
+    cache = cache_of()
+    for seq in (0, 1):
+        cache.open(seq)
+    begin(cache, 1, 5)
+    cache.commit(1, range(5))
+    cache.reserve(0, 32)
+    assert cache.drop(cache.book.prepare([0])) == [0]
+    cache.check()
+    with pytest.raises(UnknownSequence):
+        cache.commit(0, range(32))
+    cache.open(0)
+    assert cache.adopt(0, list(range(33))).reused == 5, "what was committed"
+
+
+def test_a_dropped_copy_is_not_reused() -> None:
+    """Sequence 1 shares an unfilled block and gets a copy of it; the copy is lost with the step."""
     cache = cache_of()
     cache.open(0)
-    cache.open(1)
-    cache.reserve(0, 32)
-    cache.prepare([0])
-    cache.reserve(1, 5)
-    cache.prepare([1])
-    cache.write(0, X.k[:5], X.v[:5])
-    with pytest.raises(BadStep):
-        cache.commit(0, range(32))
-    cache.commit(1, range(5))
+    begin(cache, 0, 5)
+    cache.commit(0, range(5))
+    cache.fork(0, 1)
+    cache.reserve(1, 6)
+    step = cache.book.prepare([1])
+    assert [move.slots for move in step.groups[0].moves] == [5]
+    cache.free(0)
+    assert cache.drop(step) == [1]
     cache.open(2)
-    assert cache.adopt(2, list(range(33))).reused == 5, "what was committed"
+    adoption = cache.adopt(2, list(range(20)))
+    assert adoption.reused in (0, 5)
+    assert adoption.reused == 0 or cache.placements[0].blocks(2)[0][0] != step.groups[0].moves[0].dst
 
 
 def test_a_rewind_voids_the_step() -> None:
@@ -85,7 +98,23 @@ def test_a_rewind_voids_the_step() -> None:
     begin(cache, 0, 5)
     cache.rewind(0, 0)
     with pytest.raises(BadStep):
-        cache.write(0, X.k[:5], X.v[:5])
+        cache.advance(0, 5)
+
+
+def test_a_second_step_waits_for_the_names_of_the_first_unless_it_may_run_ahead() -> None:
+    for ahead in (0, 2):
+        cache = cache_of(ahead=ahead)
+        cache.open(0)
+        for length in range(1, ahead + 2):
+            assert cache.reserve(0, length)
+            cache.prepare([0])
+            cache.advance(0, 1)
+        with pytest.raises(BadStep, match="not committed"):
+            cache.reserve(0, ahead + 2)
+        cache.book.commit(0, [7])
+        assert cache.reserve(0, ahead + 2)
+        assert cache.length(0) == 1
+        cache.check()
 
 
 def test_a_sequence_stands_once_in_a_step() -> None:
@@ -98,8 +127,8 @@ def test_a_sequence_stands_once_in_a_step() -> None:
 
 @pytest.mark.parametrize("bad", [[2**63], [-(2**63) - 1], [1.5], [None], ["a"], "text"])
 def test_tokens_that_are_no_ids(bad) -> None:
-    local = LayerSpec(4, 2, 8, window=24)
-    cache = KVCache(CacheConfig([local, SPEC], 112, "paged", "f32", block_size=16, max_chunk=32), Reference())
+    local = LayerSpec(4, 2, 8, 8, window=24)
+    cache = Driven(CacheConfig([local, SPEC], 112, "paged", "f32", block_size=16, max_chunk=32), Reference())
     cache.open(0)
     with pytest.raises(BadStep, match="tokens must be integers"):
         cache.adopt(0, bad)
@@ -146,24 +175,13 @@ def test_sizes_that_are_no_integers(field: str, value: object) -> None:
 def test_more_tokens_than_positions_and_more_bytes_than_memory() -> None:
     with pytest.raises(KvarnError, match="positions are 32 bits"):
         CacheConfig([SPEC], context=1 << 33)
-    huge = CacheConfig([LayerSpec(64, 64, 256)] * 100, (1 << 31) - 1, "contiguous", "f32", max_seqs=64)
+    huge = CacheConfig([LayerSpec(64, 64, 256, 256)] * 100, (1 << 31) - 1, "contiguous", "f32", max_seqs=64)
     with pytest.raises(OutOfMemory, match="this machine does not give them"):
-        KVCache(huge, Reference())
-
-
-def test_views_outside_the_store() -> None:
-    cache = cache_of("contiguous", block_size=None)
-    for block, length in ((-1, 3), (99, 3), (0, -3), (0, 129)):
-        with pytest.raises(BadArray):
-            cache.stores[0].history(block, length)
-    pages = np.zeros((2, 3, 16, 2, 8), np.float32)
-    for layer in (-1, 3):
-        with pytest.raises(BadArray):
-            Store.over_pages(pages, pages.copy(), CODECS["f32"], Counters(), layer=layer)
+        Driven(huge, Reference())
 
 
 def test_a_budget_is_not_exceeded_by_alignment() -> None:
-    for spec, codec, budget in ((LayerSpec(3, 3, 5), "bf16", 19200), (LayerSpec(1, 1, 1), "int8", 4800)):
+    for spec, codec, budget in ((LayerSpec(3, 3, 5, 5), "bf16", 19200), (LayerSpec(1, 1, 1, 1), "int8", 4800)):
         made = plan(CacheConfig([spec] * 4, 48, "paged", codec, block_size=16, cache_bytes=budget * 2))
         assert made.nbytes <= budget * 2
 
@@ -200,8 +218,8 @@ def test_adopt_says_not_sharing_for_any_prompt() -> None:
 
 def test_a_group_that_forgot_everything_is_out_of_window_and_not_unshared() -> None:
     """The local group remembers little; that the global one still has the text shows that it was there."""
-    layers = [LayerSpec(2, 1, 1, window=64), LayerSpec(2, 1, 1)]
-    cache = KVCache(CacheConfig(layers, 16_384, "paged", "f32", block_size=16, max_seqs=2), Reference())
+    layers = [LayerSpec(2, 1, 1, 1, window=64), LayerSpec(2, 1, 1, 1)]
+    cache = Driven(CacheConfig(layers, 16_384, "paged", "f32", block_size=16, max_seqs=2), Reference())
     first, second = list(range(16_384)), list(range(10**6, 10**6 + 16_384))
     for seq, text in enumerate((first, second)):
         cache.open(seq)
@@ -218,7 +236,7 @@ def test_explanations_repeat() -> None:
     answers = set()
     keep = []  # so that addresses differ from round to round
     for _ in range(50):
-        p = Paged(Geometry(LayerSpec(2, 1, 1), 16, 64, context=512, max_chunk=512))
+        p = Paged(Geometry(LayerSpec(2, 1, 1, 1), 16, 64, context=512, max_chunk=512))
         keep.append(p)
         for seq in range(6):
             p.open(seq)
@@ -239,7 +257,7 @@ def test_a_match_over_evicted_blocks_looks_at_each_block_once() -> None:
             return super().__getitem__(index)
 
     for n in (256, 1024):
-        p = Paged(Geometry(LayerSpec(2, 1, 1), 16, n, context=n * 16, max_chunk=n * 16))
+        p = Paged(Geometry(LayerSpec(2, 1, 1, 1), 16, n, context=n * 16, max_chunk=n * 16))
         text = list(range(n * 16))
         p.open(0)
         p.reserve(0, n * 16)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import (
     BACKENDS,
+    Driven,
     Inputs,
     assert_near,
     bits,
@@ -25,8 +26,7 @@ from test_conformance import MIX
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codecs import CODECS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
@@ -49,7 +49,7 @@ def up_to_edges(edges: tuple[int, ...]) -> list[int]:
 def attend(spec: LayerSpec, codec: str, x: Inputs, sizes: list[int], threads: int = 2, **more) -> np.ndarray:
     settings = dict(strategy="paged", block_size=32) | more
     config = CacheConfig([spec], context=len(x.q), codec=codec, max_chunk=max(sizes), **settings)
-    cache = KVCache(config, Cpu(pool(threads)))
+    cache = Driven(config, Cpu(pool(threads)))
     fill_with_nan(cache)
     return drive(cache, chunks(0, *sizes), {(0, 0): x})[0, 0]
 
@@ -75,7 +75,7 @@ def agree(spec: LayerSpec, codec: str, edges: tuple[int, ...], slow: bool = True
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("dim", [48, 64, 80, 96, 128, 256, 1, 5, 24, 40])
 def test_head_dims(dim: int, codec: str) -> None:
-    agree(LayerSpec(6, 2, dim), codec, EDGES)
+    agree(LayerSpec(6, 2, dim, dim), codec, EDGES)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -86,17 +86,17 @@ def test_groups(group: int, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_long(codec: str) -> None:
-    agree(LayerSpec(3, 1, 64), codec, LONG_EDGES, slow=False)
+    agree(LayerSpec(3, 1, 64, 64), codec, LONG_EDGES, slow=False)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_window_and_pinned_tokens_far_along(codec: str) -> None:
-    agree(LayerSpec(4, 1, 16, window=300, pinned=40), codec, (*EDGES, 511, 512, 513, 1025))
+    agree(LayerSpec(4, 1, 16, 16, window=300, pinned=40), codec, (*EDGES, 511, 512, 513, 1025))
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_threads_layouts_and_block_sizes_do_not_change_a_bit(codec: str) -> None:
-    spec = LayerSpec(9, 3, 64)
+    spec = LayerSpec(9, 3, 64, 64)
     x = inputs(spec, 530, seed=1)
     sizes = up_to_edges((1, 256, 257, 512, 530))
     for order in isa.ORDERS:
@@ -125,7 +125,7 @@ def summed(v: np.ndarray, order: str) -> np.ndarray:
 @pytest.mark.parametrize("order", isa.ORDERS)
 def test_sums_are_in_the_order_that_is_named(order: str) -> None:
     """Keys of zeros weigh all values alike, with 1: what comes out is their sum, over their number."""
-    spec, n = LayerSpec(4, 2, 64), 256
+    spec, n = LayerSpec(4, 2, 64, 64), 256
     x = inputs(spec, n, seed=9)
     x.k[:] = 0
     v = (x.v.view(np.uint32) & 0xFFFF0000).view(np.float32)  # bf16 numbers, of many sizes, so that sums are rounded
@@ -151,7 +151,7 @@ def test_an_order_that_is_not_there() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_counters_are_those_of_the_reference(strategy: str, codec: str) -> None:
-    for spec in (LayerSpec(6, 2, 8), LayerSpec(6, 2, 8, window=40), LayerSpec(6, 2, 8, window=24, pinned=37)):
+    for spec in (LayerSpec(6, 2, 8, 8), LayerSpec(6, 2, 8, 8, window=40), LayerSpec(6, 2, 8, 8, window=24, pinned=37)):
         more = dict(window=spec.window, pinned=spec.pinned)
         config = CacheConfig([spec] * 2, 160, strategy, codec, max_chunk=48, max_seqs=4, **more)
         found = []

@@ -7,14 +7,13 @@ from typing import cast
 import numpy as np
 import pytest
 import tiny_models
-from harness import pool
+from harness import Driven, pool
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu, view_of
 from kvarn.backends.cpu.lower import Weights, lower
 from kvarn.backends.cpu.ops import RecordingOps
 from kvarn.backends.cpu.program import load_program
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import open_checkpoint
@@ -117,7 +116,7 @@ BAD = {
     "a slot outside": (dict(slots=np.array([0, 1, BLOCKS * BLOCK], np.int64)), "slot 192 lies outside"),
     "a slot below -1": (dict(slots=np.array([0, 1, -2], np.int64)), "slot -2"),
     "too few slots": (dict(slots=np.array([0, 1], np.int64)), "3 and not 2"),
-    "slots of i32": (dict(slots=i32(0, 1, 2)), "table.slots.*int64 is needed"),
+    "slots of i32": (dict(slots=i32(0, 1, 2)), "table.cells.*int64 is needed"),
     "keys of f64": (dict(fresh=cells(3, KV, DIM, dtype=np.float64)), "write: k.*float32 is needed.*float64"),
     "keys of other heads": (dict(fresh=cells(3, HEADS, DIM)), "3 new tokens, 2 KV heads, 8"),
     "keys with gaps": (dict(fresh=cells(3, KV, 2 * DIM)[:, :, ::2]), r"strides \[32, 16, 2\]"),
@@ -217,18 +216,18 @@ def program(tmp_path_factory: pytest.TempPathFactory):
     return load_program(open_checkpoint(path), pool())
 
 
-def prepared(specs) -> KVCache:
-    cache = KVCache(CacheConfig(specs, 64, "paged", "f32"), Cpu(pool()))
+def prepared(specs) -> Driven:
+    cache = Driven(CacheConfig(specs, 64, "paged", "f32"), Cpu(pool()))
     cache.open(0)
     cache.reserve(0, 3)
     cache.prepare([0])
     return cache
 
 
-def run(program, cache: KVCache, **spoiled) -> None:
+def run(program, cache: Driven, **spoiled) -> None:
     view = view_of(cache)
     for group, table in enumerate(cache.tables):
-        view.set_slots(group, table.slots)
+        view.set_slots(group, table.cells)
     right = dict(tokens=np.arange(3), positions=i32(0, 1, 2), rows=np.array([2]), logits=cells(1, tiny_models.VOCAB))
     given = Step(**(right | spoiled))
     program._program.run(view, given.tokens, given.positions, given.rows, given.logits)

@@ -1,9 +1,9 @@
 """Prefix sharing: what `adopt` reuses, and the reason it gives for stopping. Blocks of 16."""
 
 import pytest
+from harness import Driven
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
 from kvarn.cache.placement import Adoption, Copy, Geometry, Reason, Stop
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig
@@ -11,7 +11,7 @@ from kvarn.cache.prefix import chain_hash
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
 
-FULL = LayerSpec(2, 1, 1)
+FULL = LayerSpec(2, 1, 1, 1)
 TEXT = list(range(100, 200))
 
 
@@ -179,7 +179,7 @@ def test_nothing_follows_a_shared_beginning() -> None:
 
 @pytest.mark.parametrize("strategy", ["contiguous", "head-major", "repeated", "ring", "sinks"])
 def test_strategy_does_not_share(strategy: str) -> None:
-    cache = KVCache(CacheConfig([FULL], 128, strategy, "f32", max_seqs=2), Reference())
+    cache = Driven(CacheConfig([FULL], 128, strategy, "f32", max_seqs=2), Reference())
     cache.open(0)
     assert cache.adopt(0, TEXT) == (0, Stop(Reason.NOT_SHARING, 0))
     assert cache.usage().prefix_misses == {Reason.NOT_SHARING: 1}
@@ -187,14 +187,14 @@ def test_strategy_does_not_share(strategy: str) -> None:
 
 def test_every_strategy_answers_adopt() -> None:
     for strategy in STRATEGIES:
-        cache = KVCache(CacheConfig([FULL], 128, strategy, "f32"), Reference())
+        cache = Driven(CacheConfig([FULL], 128, strategy, "f32"), Reference())
         cache.open(0)
         assert cache.adopt(0, TEXT).reused == 0
 
 
 def test_a_window_reuses_what_is_still_resident() -> None:
     """Window 20, blocks of 16: at 64 tokens only blocks 2 and 3 are seen, and only they need to be there."""
-    p = pager(16, LayerSpec(2, 1, 1, window=20))
+    p = pager(16, LayerSpec(2, 1, 1, 1, window=20))
     prompt(p, 0, TEXT[:64])
     assert [first for _, first in p.blocks(0)] == [32, 48]
     p.free(0)
@@ -207,7 +207,7 @@ def test_a_window_reuses_what_is_still_resident() -> None:
 
 def test_out_of_window() -> None:
     """A prompt that branches off early needs blocks that had left the window and whose place was then taken."""
-    p = pager(8, LayerSpec(2, 1, 1, window=20))
+    p = pager(8, LayerSpec(2, 1, 1, 1, window=20))
     prompt(p, 0, TEXT[:80])  # 5 blocks, the first three have left the window
     prompt(p, 1, [7] * 64)  # 4 blocks: takes the three free ones and the least recent of those that left
     p.open(2)
@@ -324,9 +324,9 @@ def test_rewind_into_a_known_block_and_on_with_other_tokens() -> None:
 
 def test_groups_reuse_only_what_all_of_them_have() -> None:
     """The local group lost its early blocks, so a prompt that branches there reuses nothing in either group."""
-    local = LayerSpec(2, 1, 1, window=16)
+    local = LayerSpec(2, 1, 1, 1, window=16)
     config = CacheConfig([local, FULL], 256, "paged", "f32", block_size=16, max_seqs=4, max_chunk=32)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
 
     def feed(seq: int, tokens: list[int]) -> Adoption:
         cache.open(seq)

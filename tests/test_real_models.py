@@ -14,21 +14,19 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import stories
-from harness import bits, pool
+from harness import Driven, bits, pool, score
 from llamacpp_rounding import RoundingProgram
 from models import material, model, tokenizer
 
 from kvarn import LLM, SamplingParams
-from kvarn.backends.reference import Reference
+from kvarn.backends.reference import Reference, load_weights
 from kvarn.backends.reference.program import ReferenceProgram
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine import Engine
-from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.progress import quiet
-from kvarn.scoring import perplexity, score
+from kvarn.scoring import perplexity
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL = ("smollm2", "gemma")
@@ -47,9 +45,9 @@ def program(name: str) -> ReferenceProgram:
     return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
 
 
-def cache_for(ready: ReferenceProgram, strategy: str = "contiguous", codec: str = "f32", **more) -> KVCache:
+def cache_for(ready: ReferenceProgram, strategy: str = "contiguous", codec: str = "f32", **more) -> Driven:
     settings = dict(context=560, max_chunk=512) | more
-    return KVCache(CacheConfig(ready.config.layer_specs, strategy=strategy, codec=codec, **settings), Reference())
+    return Driven(CacheConfig(ready.config.layer_specs, strategy=strategy, codec=codec, **settings), Reference())
 
 
 class Reading(NamedTuple):
@@ -137,7 +135,7 @@ def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
         engine.step()
     layers = reading.ready.config.n_layers
     assert request.samples[0].computed == len(tokens) + 5 - 1
-    assert engine.cache.counters.calls == {"prefill": layers, "decode": 4 * layers}
+    assert engine.memory.counters.calls == {"prefill": layers, "decode": 4 * layers}
 
 
 def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> None:

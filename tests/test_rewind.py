@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from harness import chunks, drive, fill_with_nan, inputs, oracle
+from harness import Driven, chunks, drive, fill_with_nan, inputs, oracle
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
 from kvarn.cache.placement import Geometry
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import CacheConfig
@@ -15,7 +14,7 @@ WINDOW, CHUNK, BLOCK = 24, 10, 16
 
 
 def ring(pinned: int = 0, name: str = "cyclic"):
-    spec = LayerSpec(2, 1, 1, window=WINDOW, pinned=pinned)
+    spec = LayerSpec(2, 1, 1, 1, window=WINDOW, pinned=pinned)
     placement = PLACEMENTS[name](Geometry(spec, BLOCK, 64, context=1000, max_chunk=CHUNK))
     placement.open(0)
     return placement
@@ -85,9 +84,9 @@ def test_pinned_blocks_are_always_intact(name: str) -> None:
 @pytest.mark.parametrize(("strategy", "window"), [("paged", None), ("contiguous", None), ("ring", 40), ("sliding", 40)])
 @pytest.mark.parametrize("target", [0, 1, 40, 57, 64, 79])
 def test_what_is_computed_after_a_rewind_is_right(strategy: str, window: int | None, target: int) -> None:
-    spec = LayerSpec(4, 2, 8)
+    spec = LayerSpec(4, 2, 8, 8)
     config = CacheConfig([spec], 128, strategy, "f32", block_size=16, max_chunk=80, window=window)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
     fill_with_nan(cache)
     first, second = inputs(spec, 80, seed=0), inputs(spec, 100, seed=1)
     drive(cache, chunks(0, 80), {(0, 0): first})

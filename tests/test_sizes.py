@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvarn.cache.codecs import CODECS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -10,12 +10,12 @@ from kvarn.cache.strategy import NAMES
 from kvarn.errors import KvarnError, OutOfMemory
 
 MIB = 1 << 20
-GEMMA_LOCAL, GEMMA_GLOBAL = LayerSpec(4, 1, 256, window=512), LayerSpec(4, 1, 256)
+GEMMA_LOCAL, GEMMA_GLOBAL = LayerSpec(4, 1, 256, 256, window=512), LayerSpec(4, 1, 256, 256)
 MODELS = {  # name: layers, bytes per token at 16 bits: 2 * layers * kv_heads * dim * 2
-    "Phi-4": ([LayerSpec(40, 10, 128)] * 40, 204_800),
-    "TinyLlama": ([LayerSpec(32, 4, 64)] * 22, 22_528),
-    "Qwen2.5-1.5B": ([LayerSpec(12, 2, 128)] * 28, 28_672),
-    "Llama 3.1 8B": ([LayerSpec(32, 8, 128)] * 32, 131_072),
+    "Phi-4": ([LayerSpec(40, 10, 128, 128)] * 40, 204_800),
+    "TinyLlama": ([LayerSpec(32, 4, 64, 64)] * 22, 22_528),
+    "Qwen2.5-1.5B": ([LayerSpec(12, 2, 128, 128)] * 28, 28_672),
+    "Llama 3.1 8B": ([LayerSpec(32, 8, 128, 128)] * 32, 131_072),
     "Gemma 3 270M": (([GEMMA_LOCAL] * 5 + [GEMMA_GLOBAL]) * 3, 18_432),
 }
 
@@ -33,10 +33,10 @@ def test_sizes_of_every_strategy(layers: list[LayerSpec], per_token: int) -> Non
         ring = -(-(1024 + 512 - 2) // 32) + 1  # 49 blocks for a window of 1,024 written in chunks of 512
         local = -(-(512 + 512 - 2) // 32) + 1
         blocks = {None: min(ring, context // 32), 512: min(local, context // 32)}
-        by_hand = sum(blocks[spec.window] * 32 * spec.n_kv_heads * spec.head_dim * 4 for spec in layers)
+        by_hand = sum(blocks[spec.window] * 32 * spec.n_kv_heads * spec.k_dim * 4 for spec in layers)
         assert sizes["ring"] == sizes["sliding"] == by_hand
         pinned = [min(blocks[spec.window] + 1, context // 32) for spec in layers]  # a block for the first tokens
-        held = sum(n * 32 * spec.n_kv_heads * spec.head_dim * 4 for n, spec in zip(pinned, layers, strict=True))
+        held = sum(n * 32 * spec.n_kv_heads * spec.k_dim * 4 for n, spec in zip(pinned, layers, strict=True))
         assert sizes["sinks"] == held
 
 
@@ -65,7 +65,7 @@ def test_gemma_paged_keeps_whole_contexts_only_where_they_are_seen() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_regions_are_aligned_and_do_not_overlap(layout: str, codec: str) -> None:
-    layers = [LayerSpec(6, 2, 5), LayerSpec(6, 2, 5, window=30), LayerSpec(6, 2, 5)]
+    layers = [LayerSpec(6, 2, 5, 5), LayerSpec(6, 2, 5, 5, window=30), LayerSpec(6, 2, 5, 5)]
     made = plan(CacheConfig(layers, 160, "paged", codec, layout=layout, max_seqs=3, max_chunk=16))
     at = 0
     for offsets in made.offsets:
@@ -79,7 +79,7 @@ def test_regions_are_aligned_and_do_not_overlap(layout: str, codec: str) -> None
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_a_budget_is_kept_and_used(strategy: str) -> None:
-    layers, per_token = [LayerSpec(9, 3, 64)] * 30, 23_040
+    layers, per_token = [LayerSpec(9, 3, 64, 64)] * 30, 23_040
     budget = 100 * MIB
     made = plan(CacheConfig(layers, 512, strategy, "bf16", max_seqs=64, cache_bytes=budget))
     assert made.nbytes <= budget
@@ -101,7 +101,7 @@ def test_a_budget_that_holds_nothing_is_refused_with_the_numbers(strategy: str) 
         plan(CacheConfig(layers, 2048, strategy, "bf16", cache_bytes=1000))
 
 
-SPEC = LayerSpec(4, 2, 8)
+SPEC = LayerSpec(4, 2, 8, 8)
 REFUSED = {
     "unknown strategy": (dict(strategy="magic"), "unknown cache strategy 'magic'; there are: contiguous"),
     "unknown codec": (dict(codec="q4"), "unknown cache type 'q4'; there are: f32, f16, bf16, int8"),
@@ -110,7 +110,7 @@ REFUSED = {
     "block of 48": (dict(block_size=48), "block size 48: it must be a power of two from 16"),
     "panel of 16": (dict(layout="panel", block_size=16, strategy="paged"), "use block size 32 or more, or head-major"),
     "two layouts": (dict(strategy="repeated", layout="panel"), "is the repeated layout; for panel use 'contiguous'"),
-    "repeated without GQA": (dict(strategy="repeated", layers=[LayerSpec(2, 2, 8)]), "use head-major"),
+    "repeated without GQA": (dict(strategy="repeated", layers=[LayerSpec(2, 2, 8, 8)]), "use head-major"),
     "no layers": (dict(layers=[]), "at least one layer"),
     "no context": (dict(context=0), "context is 0; it must be at least 1"),
     "no sequences": (dict(max_seqs=0), "max_seqs is 0; it must be at least 1"),
@@ -129,8 +129,8 @@ def test_what_makes_no_sense_is_refused_in_one_line(change: dict, message: str) 
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("bad", [(0, 1, 8), (4, 3, 8), (4, 0, 8), (4, 2, 0)])
-def test_senseless_heads_are_refused(bad: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("bad", [(0, 1, 8, 8), (4, 3, 8, 8), (4, 0, 8, 8), (4, 2, 0, 8), (4, 2, 8, 0)])
+def test_senseless_heads_are_refused(bad: tuple[int, int, int, int]) -> None:
     with pytest.raises(KvarnError):
         LayerSpec(*bad)
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 TOKENS = st.integers(0, 2)  # few values, so that prefixes meet
 CHOICE = st.integers(0, 10**6)
+STEP = st.lists(st.tuples(CHOICE, st.lists(TOKENS, min_size=1, max_size=20)), min_size=1, max_size=5)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -38,21 +39,39 @@ class CacheMachine(RuleBasedStateMachine):
         self.book.adopt(self.next, (known[: cut % (len(known) + 1)] + rest)[: self.book.config.context])
 
     @precondition(has_live)
-    @rule(choices=st.lists(st.tuples(CHOICE, st.lists(TOKENS, min_size=1, max_size=20)), min_size=1, max_size=5))
+    @rule(choices=STEP)
     def step(self, choices: list[tuple[int, list[int]]]) -> None:
+        self.book.step(self.batch(choices))
+
+    @precondition(has_live)
+    @rule(choices=STEP, commit=st.booleans(), drop=st.booleans())
+    def flight(self, choices: list[tuple[int, list[int]]], commit: bool, drop: bool) -> None:
+        """Commit what waits for it, or launch another step first, or lose that step."""
+        if commit:
+            for seq in self.book.texts:
+                self.book.commit(seq)
+        elif drop:
+            self.book.drop(self.batch(choices))
+        else:
+            self.book.step(self.batch(choices), commit=False)
+            if not self.book.config.ahead:
+                for seq in self.book.texts:
+                    self.book.commit(seq)
+
+    def batch(self, choices: list[tuple[int, list[int]]]) -> dict[int, list[int]]:
         batch = {}
         for choice, tokens in choices:
             seq = self.pick(choice)
             most = min(self.book.config.context - len(self.book.texts[seq].tokens), self.book.config.max_chunk)
             if most:
                 batch[seq] = tokens[:most]
-        self.book.step(batch)
+        return batch
 
     @precondition(has_live)
     @rule(choice=CHOICE, cut=CHOICE)
     def rewind(self, choice: int, cut: int) -> None:
         seq = self.pick(choice)
-        self.book.rewind(seq, cut % (len(self.book.texts[seq].tokens) + 1))
+        self.book.rewind(seq, cut % (self.book.texts[seq].committed + 1))
 
     @precondition(lambda self: self.has_live() and self.has_row())
     @rule(choice=CHOICE)

@@ -4,21 +4,21 @@ import random
 import threading
 
 import pytest
+from harness import Driven
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.errors import OutOfSequences
 
-LAYERS = [LayerSpec(2, 1, 1, window=24), LayerSpec(2, 1, 1)]
+LAYERS = [LayerSpec(2, 1, 1, 1, window=24), LayerSpec(2, 1, 1, 1)]
 
 
 @pytest.mark.parametrize("strategy", ["paged", "contiguous", "ring"])
 def test_item_35_requests_come_and_go_from_many_threads(strategy: str) -> None:
     """Six threads open, adopt, reserve, fork, rewind and free while one runs steps and another looks."""
     config = CacheConfig(LAYERS, 96, strategy, "f32", block_size=16, max_seqs=12, max_chunk=96)
-    cache = KVCache(config, Reference())
+    cache = Driven(config, Reference())
     failures: list[BaseException] = []
     finished = threading.Event()
     to_step: list[tuple[int, list[int], threading.Event]] = []

@@ -47,8 +47,9 @@ def alone(prompt: list[int], params: SamplingParams) -> list[list[tuple]]:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_bit_equality_under_load(seed: int) -> None:
     rng = random.Random(seed)
-    engine = engine_of(PROGRAM, max_seqs=8, max_batch_tokens=48, block_size=16, cache_bytes=blocks_of_16(20))
-    engine.scheduler.chunk_beside = 24
+    engine = engine_of(
+        PROGRAM, max_seqs=8, max_batch_tokens=48, block_size=16, cache_bytes=blocks_of_16(20), chunk_while_decoding=24
+    )
     waiting = sorted(plans(rng), key=lambda plan: plan[0])
     requests: list[tuple[Request, list[int], SamplingParams]] = []
     ends: dict[int, Request] = {}

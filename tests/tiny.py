@@ -1,11 +1,14 @@
 """Tiny random models of every architecture, for tests that need a model and no file."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
+from kvarn.config import EngineConfig
 from kvarn.engine import Engine
 from kvarn.models.architectures import ARCHITECTURES, forward_of
 from kvarn.models.config import ModelConfig, Rope
@@ -76,11 +79,19 @@ def program_of(architecture: str = "llama", seed: int = 0) -> ReferenceProgram:
     return ReferenceProgram(config, weights_of(config, seed))
 
 
-def engine_of(program: ReferenceProgram | None = None, max_batch_tokens: int = 64, **cache) -> Engine:
+def engine_of(
+    program: ReferenceProgram | None = None,
+    max_batch_tokens: int = 64,
+    chunk_while_decoding: int | None = None,
+    max_waiting: int | None = None,
+    eos_ids: Sequence[int] = (),
+    **cache,
+) -> Engine:
     program = program or program_of()
     settings = dict(context=CONTEXT, strategy="paged", codec="bf16", max_seqs=4, max_chunk=max_batch_tokens) | cache
-    kv = KVCache(CacheConfig(layers=program.config.layer_specs, **settings), Reference())
-    return Engine(program, kv, max_batch_tokens)
+    planned = plan(CacheConfig(layers=program.config.layer_specs, **settings))
+    config = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
+    return Engine(program, Reference().memory(planned), KVCache(planned), config, eos_ids)
 
 
 def finish(engine: Engine) -> None:

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn import _native
+from kvarn.arrays import Doubles, Floats
 from kvarn.isa import Pool
-
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 
 _ALONE = Pool(1)
 

@@ -1,6 +1,6 @@
 """The engine: continuous batching over one model and one cache. It speaks token ids.
 
-    schedule -> reserve (or preempt, or wait) -> copies -> tables -> run the program -> sample -> commit -> events
+    schedule -> reserve (or preempt, or wait) -> prepare -> run the program -> advance -> sample -> commit -> events
 
 There is no prefill phase and no decode phase: a step lets computed tokens catch up with known ones. The engine
 belongs to one thread.
@@ -9,37 +9,20 @@ belongs to one thread.
 import itertools
 import secrets
 import time
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kvarn.arrays import Floats
+from kvarn.backends.base import Memory, Program
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
+from kvarn.cache.step import Step
+from kvarn.config import EngineConfig
+from kvarn.constraint import FREE, Constraint
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
-from kvarn.models.config import ModelConfig
 from kvarn.request import Request, Sample, SamplingParams, Timing
 from kvarn.sampling import History, Sampled, Sampler, make_sampler
 from kvarn.scheduler import Scheduler, Work
 from kvarn.stats import EngineStats
-
-
-class Program(Protocol):
-    """A model ready to run on some backend."""
-
-    config: ModelConfig
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def workspace(self) -> int:
-        """Bytes that it holds between steps besides the weights."""
-
-    def run(
-        self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
-    ) -> Floats: ...
 
 
 class Event(NamedTuple):
@@ -51,13 +34,22 @@ class Event(NamedTuple):
 
 
 class Engine:
-    def __init__(self, program: Program, cache: KVCache, max_batch_tokens: int, eos_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        program: Program,
+        memory: Memory,
+        cache: KVCache,
+        config: EngineConfig | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
         self.program = program
+        self.memory = memory
         self.cache = cache
-        self.scheduler = Scheduler(cache, max_batch_tokens)
-        self.max_waiting: int | None = None  # requests that may wait for room; None: any number
+        self.config = config or EngineConfig()
+        self.scheduler = Scheduler(cache, self.config)
         self.stats = EngineStats()
         self._work: list[Work] = []  # of the step under way
+        self._step: Step | None = None  # prepared, and not known to be applied
         self._eos = frozenset(eos_ids)
         self._ids = itertools.count()
         self._requests: dict[int, tuple[Request, Sampler]] = {}
@@ -73,8 +65,10 @@ class Engine:
         salt: bytes = b"",
         conversation: Hashable = None,
         priority: int = 0,
+        constrain: Callable[[int], Constraint] = lambda k: FREE,
     ) -> Request:
-        """Queue a request. What can never be served is refused here, with the numbers.
+        """Queue a request. What can never be served is refused here, with the numbers. `constrain` makes the
+        constraint of sample k.
 
         Where the strategy shares no prefixes, requests of one `conversation` go on in the last one's sequence."""
         self._check(prompt)
@@ -84,7 +78,9 @@ class Engine:
         talk = _scoped(salt, conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, talk, priority)
         sampler = make_sampler(params, seed, self.program.config.vocab_size)
-        request.samples = [Sample(next(self._ids), request, k, list(prompt)) for k in range(params.n)]
+        request.samples = [
+            Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
+        ]
         self._requests[request.id] = (request, sampler)
         self.scheduler.add(request.samples[0])  # the others fork from it once the prompt is computed
         return request
@@ -99,6 +95,12 @@ class Engine:
         """Free what is kept of a conversation. Safe to call for one that is not."""
         self.scheduler.kept.forget(_scoped(salt, conversation))
 
+    def restart(self, sample: Sample, tokens: Sequence[int], keep: int) -> None:
+        """Give a running sample another prompt, `tokens`, of which the first `keep` are those it has computed. For
+        measuring the same step again."""
+        sample.computed = self.cache.rewind(sample.id, min(keep, sample.computed))
+        sample.tokens[:] = sample.request.prompt[:] = tokens
+
     def finish(self, sample: Sample, reason: str) -> None:
         """End one sample early, as a stop string does; one that comes with the last token that may is a stop, too."""
         if sample.finish_reason is None:
@@ -112,65 +114,93 @@ class Engine:
         if not self._work:
             return []
         start = time.perf_counter()
-        for sample, _ in self._work:
-            if sample.request.timing.started is None:
-                sample.request.timing.started = start
+        for work in self._work:
+            if work.sample.request.timing.started is None:
+                work.sample.request.timing.started = start
+        decodes = all(work.decodes for work in self._work)
         events = self._run(self._work)
         now = time.perf_counter()
-        self._account(self._work, now - start)
+        self._account(self._work, decodes, now - start)
         return [self._timed(event, now) for event in events]
 
-    def isolate(self, error: Exception) -> None:
+    def isolate(self, error: BaseException) -> None:
         """After a step that raised: if it had one request, that one has failed. Otherwise all start over, one by one,
         to find out which; what they recompute is the same to the bit."""
-        requests = {sample.request for sample, _ in self._work}
+        lost = self.cache.drop(self._step) if self._step is not None else []
+        self._step = None
+        requests = {work.sample.request for work in self._work}
         if len(requests) == 1:
             self.fail(requests.pop(), error)
+            self.scheduler.recompute(lost)
         else:
             self.scheduler.isolate()
 
-    def fail(self, request: Request, error: Exception) -> None:
+    def fail(self, request: Request, error: BaseException) -> None:
         """End a request through a fault that is its own."""
         request.error = error
         for sample in request.samples:
             self.finish(sample, "error")
 
     def _run(self, work: list[Work]) -> list[Event]:
-        by_id = {sample.id: (sample, n) for sample, n in work}
-        step = self.cache.prepare(list(by_id))
+        by_id = {each.sample.id: each for each in work}
+        step = self._step = self.cache.prepare(list(by_id))
         order = [by_id[seq] for seq in step.seqs]
-        parts = [sample.tokens[sample.computed : sample.computed + n] for sample, n in order]
-        ends = itertools.accumulate(n for _, n in order)
-        ready = [(sample, end - 1) for (sample, n), end in zip(order, ends, strict=True) if n == sample.missing]
-        tokens = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
-        rows = np.array([row for _, row in ready], np.int64)
-        logits = self.program.run(self.cache, tokens, step.positions, rows)
+        parts = [w.sample.tokens[w.sample.computed : w.sample.computed + w.n] for w in order]
+        ends = itertools.accumulate(step.n_new)
+        wanted = [row for w, end in zip(order, ends, strict=True) for row in range(end - w.n_rows, end)]
+        tokens = list(itertools.chain.from_iterable(parts))
+        logits = self.program.run(self.memory, step, tokens, wanted)
+        self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
-        for (sample, n), part in zip(order, parts, strict=True):
-            self.cache.commit(sample.id, part)
-            sample.computed += n
+        for w in order:
+            self.cache.advance(w.sample.id, w.n)
+        drawn = self._draw(order, logits.rows())
+        for w, part in zip(order, parts, strict=True):
+            self.cache.commit(w.sample.id, part)
+            w.sample.computed += w.n
         events: list[Event] = []
-        for found, (sample, _) in zip(logits, ready, strict=True):
-            try:
-                events += self._sample(sample, found)
-            except Exception as error:  # noqa: BLE001 (one request's fault is not the others')
-                self.fail(sample.request, error)
+        for sample, found in drawn:
+            if isinstance(found, Exception):
+                self.fail(sample.request, found)
+            else:
+                events += self._take(sample, found)
         return events
 
-    def _sample(self, sample: Sample, logits: Floats) -> list[Event]:
-        """The next token of a sample that caught up; at the end of a prompt, the first token of all the samples."""
-        request, sampler = self._requests[sample.request.id]
-        siblings: list[Sample] = []
-        if sample.index == 0 and not sample.n_output:  # the prompt is computed, for the first time
-            siblings = [s for s in request.samples[1:] if s.finish_reason is None]
+    def _draw(self, order: list[Work], rows: Floats) -> list[tuple[Sample, list[Sampled] | Exception]]:
+        """The next token of each sample that caught up, and at the end of a prompt the first token of all its
+        siblings. One request's fault is not the others'."""
+        drawn: list[tuple[Sample, list[Sampled] | Exception]] = []
+        for w, row in zip((w for w in order if w.n_rows), rows, strict=True):
+            request, sampler = self._requests[w.sample.request.id]
+            n_prompt = len(request.prompt)
+            try:
+                each = (w.sample, *self._siblings(w.sample))
+                drawn.append(
+                    (w.sample, [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in each])
+                )
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's)
+                drawn.append((w.sample, error))
+        return drawn
+
+    @staticmethod
+    def _siblings(sample: Sample) -> list[Sample]:
+        """Samples that start where this one's prompt ends: it has just been computed, for the first time."""
+        if sample.index or sample.n_output:
+            return []
+        return [s for s in sample.request.samples[1:] if s.finish_reason is None]
+
+    def _take(self, sample: Sample, found: list[Sampled]) -> list[Event]:
+        """The sampled tokens become known; siblings fork off."""
+        request, siblings = sample.request, self._siblings(sample)
+        if sample.index == 0 and not sample.n_output:
             self.stats.prompt_tokens += len(request.prompt)
             self.stats.cached_tokens += request.adoption.reused if request.adoption else 0
         events = []
-        for each in (sample, *siblings):
+        for each, sampled in zip((sample, *siblings), found, strict=True):
             if each is not sample:
                 self.scheduler.adopt_fork(sample, each)
-            sampled = sampler(logits, History(each.tokens, len(request.prompt)), each.index)
             each.tokens.append(sampled.token)
+            each.constraint.accept(sampled.token)
             self.stats.generated_tokens += 1
             events.append(Event(each, sampled))
         for event in events:
@@ -202,7 +232,7 @@ class Engine:
             raise KvarnError("the prompt is empty: give it at least one token")
         if any(not 0 <= token < vocab for token in prompt):
             raise KvarnError(f"the prompt has a token outside the vocabulary of {vocab}")
-        context = self.cache.plan.groups[0].geometry.context
+        context = self.cache.plan.context
         if len(prompt) >= context:
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens and the context holds {context}, of which at least one is for "
@@ -216,7 +246,8 @@ class Engine:
 
     def _check_queue(self) -> None:
         free = self.cache.plan.max_seqs - len(self.scheduler.running)
-        if self.max_waiting is not None and len(self.scheduler.waiting) >= self.max_waiting + max(free, 0):
+        most = self.config.max_waiting
+        if most is not None and len(self.scheduler.waiting) >= most + max(free, 0):
             raise QueueFull(
                 f"{len(self.scheduler.running)} sequences run and {len(self.scheduler.waiting)} wait, which is as many "
                 "as may: try again later"
@@ -229,18 +260,18 @@ class Engine:
             sample.request.timing.answered = now
         return event._replace(gap=None if before is None else now - before)
 
-    def _account(self, work: list[Work], seconds: float) -> None:
-        stats, tokens = self.stats, sum(n for _, n in work)
+    def _account(self, work: list[Work], decodes: bool, seconds: float) -> None:
+        stats, tokens = self.stats, sum(each.n for each in work)
         stats.steps += 1
-        if any(n > 1 for _, n in work):
-            stats.prefill_seconds += seconds
-            stats.prefill_tokens += tokens
-        else:
+        if decodes:
             stats.decode_seconds += seconds
             stats.decode_tokens += tokens
+        else:
+            stats.prefill_seconds += seconds
+            stats.prefill_tokens += tokens
         stats.preemptions = self.scheduler.n_preemptions
-        for sample, n in work:
-            self._charge(sample, n, seconds / tokens)
+        for each in work:
+            self._charge(each.sample, each.n, seconds / tokens)
 
     @staticmethod
     def _charge(sample: Sample, n: int, each: float) -> None:

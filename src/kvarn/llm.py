@@ -7,26 +7,20 @@
 Text comes in and goes out here; underneath there are only token ids. One thread at a time.
 """
 
-import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvarn.backends.base import Backend
-from kvarn.backends.cpu import Cpu, make_pool
-from kvarn.backends.cpu.program import load_program
-from kvarn.backends.reference import Reference
-from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.backends import open_backend
+from kvarn.backends.base import Backend, Memory
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
 from kvarn.cache.plan import CacheConfig, plan
-from kvarn.engine import Engine, Event, Program
+from kvarn.config import EngineConfig
+from kvarn.engine import Engine, Event
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.pull import resolve
-from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
-from kvarn.models.weights import needed
 from kvarn.progress import Progress, quiet
 from kvarn.request import Request, Sample, SamplingParams
 from kvarn.text.chat import ChatTemplate
@@ -74,34 +68,14 @@ class Output:
         return self.completions[0].finish_reason
 
 
-BACKENDS = ("cpu", "reference")
-
-
-class Ready:
-    """A backend by name, and how it loads a model."""
-
-    def __init__(self, name: str, threads: int | None) -> None:
-        if name not in BACKENDS:
-            raise KvarnError(f"unknown backend {name!r}; there are: {', '.join(BACKENDS)}")
-        self.native = name == "cpu"
-        self._pool = make_pool(threads)
-        self.backend: Backend = Cpu(self._pool) if self.native else Reference()
-
-    def load(self, checkpoint: Checkpoint, step_tokens: int, progress: Progress) -> Program:
-        if self.native:
-            program = load_program(checkpoint, self._pool, progress)
-            program.reserve(step_tokens)
-            return program
-        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress), self._pool)
-
-
 class LLM:
     """A model ready to answer.
 
     `model` is a name (`smollm2`), a .gguf file, a folder with safetensors, or hf:org/repo[/file.gguf]. `cache` is a
     strategy (`kvarn strategies` lists them), `cache_type` a codec. `context` bounds prompt plus answer, `max_seqs` how
-    many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most. `backend` is
-    `cpu`, or `reference` for the slow oracle in NumPy."""
+    many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most, of which
+    `chunk_while_decoding` may be a prompt's while others decode; `max_waiting` requests may wait for their turn.
+    `backend` is `cpu`, or `reference` for the slow oracle in NumPy."""
 
     def __init__(
         self,
@@ -119,9 +93,12 @@ class LLM:
         max_batch_tokens: int = 512,
         threads: int | None = None,
         backend: str = "cpu",
+        chunk_while_decoding: int | None = None,
+        max_waiting: int | None = None,
         progress: Progress = quiet,
     ) -> None:
-        ready = Ready(backend, threads)
+        engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
+        self.backend = open_backend(backend, threads)
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
         if context is not None and context > self.config.context:
@@ -140,14 +117,19 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
-        _check_memory(plan(config).nbytes)
-        kv = KVCache(config, ready.backend)  # before the weights: what does not fit is refused at once
-        self.program = ready.load(checkpoint, max_batch_tokens, progress)
-        self.engine = Engine(self.program, kv, max_batch_tokens, self.tokenizer.eos_ids)
+        planned = plan(config, self.backend.default_layout)
+        _check_memory(planned.nbytes, self.backend)
+        memory = self.backend.memory(planned)  # before the weights: what does not fit is refused at once
+        self.program = self.backend.load(checkpoint, max_batch_tokens, progress)
+        self.engine = Engine(self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids)
 
     @property
     def cache(self) -> KVCache:
         return self.engine.cache
+
+    @property
+    def memory(self) -> Memory:
+        return self.engine.memory
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
         """Continue each prompt (text, or token ids); all of them are computed together."""
@@ -250,13 +232,9 @@ def context_of(config: ModelConfig, asked: int | None) -> int:
     return min(config.context, DEFAULT_CONTEXT) if asked is None else asked or config.context
 
 
-def _check_memory(wanted: int) -> None:
-    """Pages come when they are first written, so that a system promises more than it has."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # a system that does not say
-        return
-    if wanted > memory:
+def _check_memory(wanted: int, backend: Backend) -> None:
+    memory = backend.memory_bytes
+    if memory is not None and wanted > memory:
         raise KvarnError(
             f"keys and values would take {wanted / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB of "
             "memory: lower the context (-c), the sequences at once (-np) or --cache-bytes"
@@ -275,13 +253,3 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.folder is not None:
         return Tokenizer.from_folder(checkpoint.folder)
     return Tokenizer.from_gguf(checkpoint.metadata)
-
-
-def load_weights(checkpoint: Checkpoint, progress: Progress) -> dict[str, Floats]:
-    names = needed(forward_of(checkpoint.config.architecture), checkpoint.config, checkpoint.has)
-    weights = {}
-    for done, name in enumerate(names):
-        progress("loading", done, len(names))
-        weights[name] = checkpoint.tensor(name)
-    progress("loading", len(names), len(names))
-    return weights

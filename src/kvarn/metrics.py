@@ -141,7 +141,7 @@ class _EngineCollector(Collector):
         yield self._counter("kv_cache_evictions", "cached blocks given up", usage.blocks_evicted)
 
     def _kernels(self) -> Iterator[Metric]:
-        counters = self._engine.cache.counters
+        counters = self._engine.memory.counters
         seconds, calls = dict(counters.seconds), {k: float(n) for k, n in dict(counters.calls).items()}
         yield self._counters("attention_seconds", "time in attention, by kernel", "kernel", seconds)
         yield self._counters("attention_kernel_calls", "calls, by kernel", "kernel", calls)

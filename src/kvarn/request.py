@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvarn.cache.placement import Adoption
+from kvarn.constraint import FREE, Constraint
 from kvarn.errors import KvarnError
 
 
@@ -66,6 +67,7 @@ class Sample:
     furthest: int = 0  # the most that was ever computed: below it a step repeats what a preemption lost
     latest: float | None = None  # when its newest token was sampled
     finish_reason: str | None = None  # stop, length, cancelled, error
+    constraint: Constraint = FREE
 
     @property
     def output(self) -> list[int]:
@@ -106,7 +108,7 @@ class Request:
     samples: list[Sample] = field(default_factory=list)
     adoption: Adoption | None = None  # what the prompt reused when it was first admitted
     preemptions: int = 0
-    error: Exception | None = None  # what ended it, where that was a fault and not the caller
+    error: BaseException | None = None  # what ended it, where that was a fault and not the caller
 
     @property
     def done(self) -> bool:

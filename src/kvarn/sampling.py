@@ -1,8 +1,9 @@
 """Sampling: a closure built once per request, so that the loop over tokens has no flags.
 
-Order: logit bias, penalties, then either the largest logit, or temperature, top-k, top-p, min-p and a draw. Randomness
-is stateless: the uniform of output token i of sample k is a pure function of (seed, k, i), so batching, preemption and
-restarts do not change a draw. Ties go to the lower id. Log-probabilities are the model's own, before all of this.
+Order: logit bias, penalties, the constraint, then either the largest logit, or temperature, top-k, top-p, min-p
+and a draw. Randomness is stateless: the uniform of output token i of sample k is a pure function of (seed, k, i), so
+batching, preemption and restarts do not change a draw. Ties go to the lower id. Log-probabilities are the model's own,
+before all of this.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn.arithmetic import Doubles, Floats, exp, log, total
+from kvarn.arithmetic import exp, log, total
+from kvarn.arrays import Doubles, Floats
+from kvarn.constraint import FREE, Constraint
 from kvarn.errors import KvarnError
 from kvarn.request import SamplingParams
 
@@ -39,7 +42,7 @@ class History(NamedTuple):
         return self.tokens[self.n_prompt :]
 
 
-Sampler = Callable[[Floats, History, int], Sampled]  # logits [vocabulary], history, k of the sample
+Sampler = Callable[[Floats, History, int, Constraint], Sampled]  # logits [vocabulary], history, k of the sample
 Edit = Callable[[Doubles, History], None]
 
 
@@ -56,13 +59,16 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
 
     plain = params.temperature == 0 and not edits  # the largest logit needs no copy in f64
 
-    def sample(logits: Floats, history: History, k: int) -> Sampled:
-        if plain:
+    def sample(logits: Floats, history: History, k: int, constraint: Constraint = FREE) -> Sampled:
+        if plain and constraint is FREE:
             token = int(logits.argmax())
             return Sampled(token, *report(logits, token))
         scores = logits.astype(np.float64)
         for edit in edits:
             edit(scores, history)
+        constraint.mask(scores)
+        if np.isneginf(scores.max()):
+            raise KvarnError("the constraint of this request allows no token at all")
         token = choose(scores, k, history.n_output)
         return Sampled(token, *report(logits, token))
 

@@ -8,25 +8,35 @@ only.
 """
 
 from collections import deque
+from collections.abc import Container
 from typing import NamedTuple
 
 from kvarn.cache.cache import KVCache
 from kvarn.cache.placement import Adoption
+from kvarn.config import EngineConfig
 from kvarn.kept import Kept
 from kvarn.request import Sample
 
 
 class Work(NamedTuple):
+    """Tokens of one sample in one step, and how many of its last rows are sampled: none in the middle of a prompt."""
+
     sample: Sample
-    n: int  # new tokens in this step
+    n: int
+    n_rows: int
+
+    @property
+    def decodes(self) -> bool:
+        """It computes a token that was sampled, and nothing else."""
+        return self.n == 1 and self.sample.computed >= len(self.sample.request.prompt)
 
 
 class Scheduler:
-    def __init__(self, cache: KVCache, max_batch_tokens: int) -> None:
+    def __init__(self, cache: KVCache, config: EngineConfig) -> None:
         self.cache = cache
-        self.max_batch_tokens = max_batch_tokens
-        self.max_chunk = cache.plan.groups[0].geometry.max_chunk
-        self.chunk_beside = max_batch_tokens  # most prompt tokens in a step in which somebody decodes
+        self.max_batch_tokens = config.max_batch_tokens
+        self.max_chunk = cache.plan.max_chunk
+        self._chunk_while_decoding = config.chunk_while_decoding or config.max_batch_tokens
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []  # oldest first
         self.kept = Kept(cache)
@@ -67,7 +77,7 @@ class Scheduler:
                 break
             work[self._enter(self.waiting[0])] = n
             budget -= n
-        return [Work(sample, n) for sample, n in work.items()]
+        return [_work(sample, n) for sample, n in work.items()]
 
     def _continue(self, work: dict[Sample, int]) -> int:
         """Those that run, decodes first, each by age; what is left of the token budget for those that wait."""
@@ -81,7 +91,7 @@ class Scheduler:
                     work[sample] = n
                     budget -= n
             if decoding:
-                budget = min(budget, self.chunk_beside)
+                budget = min(budget, self._chunk_while_decoding)
         return budget if self.n_preemptions == preempted else 0
 
     def _enter(self, sample: Sample) -> Sample:
@@ -95,6 +105,12 @@ class Scheduler:
             self._preempt(sample)
             self.suspects.appendleft(sample)
 
+    def recompute(self, seqs: Container[int]) -> None:
+        """These sequences were lost with a step: whoever had them starts over."""
+        for sample in reversed(list(self.running)):
+            if sample.id in seqs:
+                self._preempt(sample)
+
     @staticmethod
     def _caught_up(sample: Sample) -> bool:
         return sample.computed > 0 and sample.missing == 1
@@ -104,11 +120,11 @@ class Scheduler:
         while True:
             if sample in self.waiting:
                 if n := self._admit(sample, self.max_batch_tokens):
-                    return [Work(self._enter(sample), n)]
+                    return [_work(self._enter(sample), n)]
             else:
                 n = min(sample.missing, self.max_chunk, self.max_batch_tokens)
                 if self._reserve(sample, n, {}):
-                    return [Work(sample, n)]
+                    return [_work(sample, n)]
             others = [other for other in self.running if other is not sample]
             if not others:
                 return []
@@ -166,3 +182,7 @@ class Scheduler:
             return None
         self.cache.open(sample.id, request.salt, request.priority)
         return self.cache.adopt(sample.id, sample.tokens, counted)
+
+
+def _work(sample: Sample, n: int) -> Work:
+    return Work(sample, n, 1 if n == sample.missing else 0)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvarn.arithmetic import exp
+from kvarn.arrays import Floats
+from kvarn.backends.base import Memory, Program
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
-from kvarn.engine import Program
 from kvarn.errors import KvarnError
 from kvarn.sampling import log_softmax
 
 
-def score(program: Program, cache: KVCache, tokens: Sequence[int], first: int, chunk: int) -> Floats:
+def score(program: Program, memory: Memory, cache: KVCache, tokens: Sequence[int], first: int, chunk: int) -> Floats:
     """Logits [len(tokens) - first, vocabulary] at positions first.. of a text of its own, fed in chunks."""
     parts = []
     cache.open(0)
@@ -25,8 +25,9 @@ def score(program: Program, cache: KVCache, tokens: Sequence[int], first: int, c
             if not cache.reserve(0, start + len(part)):
                 raise KvarnError("the cache has no room for the text: free its sequences first")
             step = cache.prepare([0])
-            rows = np.arange(max(first - start, 0), len(part))
-            parts.append(program.run(cache, np.array(part, np.int64), step.positions, rows))
+            wanted = range(max(first - start, 0), len(part))
+            parts.append(program.run(memory, step, part, wanted).rows().copy())
+            cache.advance(0, len(part))
             cache.commit(0, part)
     finally:
         cache.free(0)
@@ -42,6 +43,7 @@ class Perplexity(NamedTuple):
 
 def perplexity(
     program: Program,
+    memory: Memory,
     cache: KVCache,
     tokens: Sequence[int],
     window: int,
@@ -66,7 +68,7 @@ def perplexity(
         targets = text[window // 2 + 1 :]
         if bos is not None:
             text[0] = bos
-        logprobs = log_softmax(score(program, cache, text, window // 2, chunk)[:-1])
+        logprobs = log_softmax(score(program, memory, cache, text, window // 2, chunk)[:-1])
         losses += (-logprobs[np.arange(len(targets)), targets]).tolist()
         mean = fmean(losses)
         deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in losses))

@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 
 from kvarn import __version__, isa
-from kvarn.backends.cpu import default_threads
+from kvarn.backends.pool import default_threads
 
 SMALLEST = 1 << 20  # bytes: below this the loop around the reads would be measured
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvarn.backends.base import Program
 from kvarn.benchmark.case import GENERATE, Case, Reading
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
-from kvarn.engine import Engine, Program
+from kvarn.cache.plan import CacheConfig, plan
+from kvarn.config import EngineConfig
+from kvarn.engine import Engine
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.request import Sample, SamplingParams
@@ -53,7 +55,9 @@ def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | N
         window=setup.window,
         pinned=setup.pinned,
     )
-    return Engine(program or llm.program, KVCache(config, llm.cache.backend), setup.chunk)
+    planned = plan(config, llm.backend.default_layout)
+    memory = llm.backend.memory(planned)
+    return Engine(program or llm.program, memory, KVCache(planned), EngineConfig(setup.chunk))
 
 
 class EngineSubject:
@@ -80,8 +84,8 @@ class EngineSubject:
         self._go_to(case.depth)
         extra = 1 if case.kind == GENERATE else case.n
         for i, sample in enumerate(self.samples):
-            sample.tokens[:] = sample.request.prompt[:] = self.ids(i, case.depth + extra)
-        counters, stats = self.engine.cache.counters, self.engine.stats
+            self.engine.restart(sample, self.ids(i, case.depth + extra), sample.computed)
+        counters, stats = self.engine.memory.counters, self.engine.stats
         read, steps = counters.read, stats.steps
         start = time.perf_counter()
         tokens = self._generate(case.n) if case.kind == GENERATE else self._catch_up()
@@ -104,8 +108,7 @@ class EngineSubject:
 
     def _go_to(self, depth: int) -> None:
         for i, sample in enumerate(self.samples):
-            sample.computed = self.engine.cache.rewind(sample.id, min(depth, self.depth))
-            sample.tokens[:] = sample.request.prompt[:] = self.ids(i, depth)
+            self.engine.restart(sample, self.ids(i, depth), min(depth, self.depth))
         self._catch_up()
         self.depth = depth
 

@@ -1,51 +1,29 @@
-"""KVCache: the four axes put together. Storage for every layer, one placement and one table per group of layers.
+"""KVCache: the book of a cache, the four axes put together. One placement per group of layers; integers only.
 
 All groups move or none does. The engine's step:
 
-    reserve each sequence -> prepare -> for each layer: write, attend -> commit each sequence
+    reserve each sequence -> prepare -> [a program applies and runs the Step] -> advance -> commit
 
-Threads: open, adopt, reserve, commit, rewind, fork, free, usage and check are atomic and may be called from any
-thread; prepare, write and attend belong to the one thread that runs the step.
+`advance` follows the launch, `commit` comes when the ids of the tokens are known: with a device that runs steps behind
+our back, the next step may be prepared between the two (`CacheConfig.ahead`). What was reserved and not advanced over
+lapses. Nothing here knows where cells lie or what they hold: a backend owns that (backends/base.py: Memory).
+
+Every verb is atomic and may be called from any thread. Steps are applied in the order in which they were prepared.
 """
 
 from array import array
 from collections.abc import Sequence
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvarn.backends.base import Backend
-from kvarn.cache.codec import Floats
-from kvarn.cache.counters import Counters
-from kvarn.cache.layout import Strides
 from kvarn.cache.placement import Adoption, Placement, Residency
 from kvarn.cache.placements import PLACEMENTS
-from kvarn.cache.plan import CacheConfig, Group, Plan, plan
+from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common
 from kvarn.cache.sharing import NO_SHARING, match, parting
-from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import GroupStep, RowEdit, Step
 from kvarn.cache.usage import GroupMap, PrefixCount, Query, Usage
-from kvarn.cache.view import Store, Table
-from kvarn.errors import (
-    BadArray,
-    BadStep,
-    BrokenInvariant,
-    KvarnError,
-    OutOfMemory,
-    OutOfSequences,
-    SequenceExists,
-    UnknownLayer,
-    UnknownSequence,
-)
-
-
-class Step(NamedTuple):
-    """What `prepare` made ready. Rows of q, k and v follow `seqs`, each sequence's new tokens in order."""
-
-    seqs: tuple[int, ...]
-    positions: NDArray[np.int32]  # [T]
+from kvarn.errors import BadStep, BrokenInvariant, KvarnError, OutOfSequences, SequenceExists, UnknownSequence
 
 
 def _ids(tokens: Sequence[int]) -> Sequence[int]:
@@ -69,35 +47,18 @@ class _Entry:
     def __init__(self, row: int, residencies: tuple[Residency, ...]) -> None:
         self.row = row
         self.residencies = residencies
-        self.prepared = 0  # tokens that a prepared step covers: what may be committed
+        self.prepared = 0  # positions that a prepared step covers: what may be advanced over
         self.asked: Query | None = None  # what its prompt found, until something of it is computed
 
 
 class KVCache:
-    def __init__(self, config: CacheConfig, backend: Backend) -> None:
-        self.plan: Plan = plan(config, backend.default_layout)
-        self.backend = backend
-        self.counters = Counters()
-        try:
-            self.arena = backend.allocate(self.plan.nbytes)
-        except MemoryError:
-            raise OutOfMemory(
-                f"the cache needs {self.plan.nbytes:,} bytes and this machine does not give them: "
-                "lower the context, the number of sequences or the cache's bytes"
-            ) from None
-        self.placements: list[Placement[Any]] = []
-        self.tables: list[Table] = []
-        self._group_of: dict[int, int] = {}
-        for index, group in enumerate(self.plan.groups):
-            self.placements.append(PLACEMENTS[self.plan.strategy.placement](group.geometry))
-            self.tables.append(Table(config.max_seqs, group.blocks_per_sequence, group.geometry.block_size))
-            self._group_of.update(dict.fromkeys(group.layers, index))
-        self.stores = [self._store(layer) for layer in range(len(self._group_of))]
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        make = PLACEMENTS[plan.strategy.placement]
+        self.placements: list[Placement[Any]] = [make(group.geometry) for group in plan.groups]
         self._lock = RLock()
         self._entries: dict[int, _Entry] = {}
-        self._free_rows = list(reversed(range(config.max_seqs)))
-        self._step: list[_Entry] = []  # the sequences of the prepared step
-        self._new_tokens = 0  # its rows of q, k and v; 0 when it is over
+        self._free_rows = list(reversed(range(plan.max_seqs)))
         self._prefixes = PrefixCount()
 
     # -- sequences -----------------------------------------------------------------------------------------------
@@ -154,15 +115,23 @@ class KVCache:
                 return False
             return all(p.reserve(seq, length) for p in self.placements)
 
-    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+    def advance(self, seq: int, n: int) -> None:
+        """The prepared step was launched: n further positions of the sequence are written."""
         with self._lock:
-            entry, ids = self._entry(seq), _ids(tokens)
-            if entry.residencies[0].length + len(ids) > entry.prepared:
-                raise BadStep(f"sequence {seq}: commit follows the prepared step that wrote these {len(ids)} tokens")
+            entry = self._entry(seq)
+            if entry.residencies[0].length + n > entry.prepared:
+                raise BadStep(f"sequence {seq}: advance follows the prepared step that writes these {n} tokens")
+            for placement in self.placements:
+                placement.advance(seq, n)
+            entry.prepared = 0
+            entry.asked = None
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """The ids of tokens that were advanced over, in order. From now on others can share them."""
+        with self._lock:
+            ids = _ids(tokens)
             for placement in self.placements:
                 placement.commit(seq, ids)
-            entry.prepared = self._new_tokens = 0
-            entry.asked = None
 
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that every group still has intact, and say which that is."""
@@ -173,9 +142,7 @@ class KVCache:
                 wanted = intact
             for placement in self.placements:
                 placement.rewind(seq, wanted)
-            entry = self._entry(seq)
-            if entry.prepared:  # its step is void, and so is the step of those beside it
-                entry.prepared = self._new_tokens = 0
+            self._entry(seq).prepared = 0
             return wanted
 
     def fork(self, parent: int, child: int) -> bool:
@@ -191,20 +158,32 @@ class KVCache:
             self._entries[child] = _Entry(self._free_rows.pop(), residencies)
             return True
 
-    def free(self, seq: int) -> int:
+    def free(self, seq: int, intact: bool = True) -> int:
         """Blocks given back; 0 for a sequence that is not open, so that freeing twice is safe."""
         with self._lock:
             entry = self._entries.pop(seq, None)
             if entry is None:
                 return 0
-            if entry.asked is not None:  # let go before anything was computed, as while it waits for room: no query
+            if entry.asked is not None:  # freed before anything was computed, as while it waits for room: no query
                 self._prefixes.take_back(entry.asked)
-            self._free_rows.append(entry.row)  # the table may be in use: whoever gets the row next writes it anew
-            return sum(p.free(seq) for p in self.placements)
+            self._free_rows.append(entry.row)  # whoever gets the row next writes it anew
+            return sum(p.free(seq, intact) for p in self.placements)
+
+    def drop(self, step: Step) -> list[int]:
+        """The step will not be applied: its moves and edits are lost, and so is every open sequence that relies on
+        them. They are freed; which they were."""
+        with self._lock:
+            lost = {seq for seq in step.seqs if seq in self._entries}
+            for placement, group in zip(self.placements, step.groups, strict=True):
+                targets = {move.dst for move in group.moves}
+                lost |= {seq for seq, r in placement.sequences.items() if targets.intersection(r.blocks)}
+            for seq in lost:
+                self.free(seq, intact=False)
+            return sorted(lost)
 
     def length(self, seq: int) -> int:
         """Tokens committed."""
-        return self._entry(seq).residencies[0].length
+        return self._entry(seq).residencies[0].committed
 
     @property
     def longest(self) -> int:
@@ -214,7 +193,7 @@ class KVCache:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def prepare(self, seqs: Sequence[int]) -> Step:
-        """Run pending copies and bring the tables up to date for a step over these reserved sequences."""
+        """The step over these reserved sequences. Whoever takes it applies it, exactly once, or drops it."""
         with self._lock:
             entries = {seq: self._entry(seq) for seq in seqs}
             if len(entries) != len(seqs):
@@ -224,37 +203,20 @@ class KVCache:
                     raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
             if not entries:
                 raise BadStep("a step needs at least one sequence")
-            self._run_copies()
             order = sorted(entries, key=lambda seq: entries[seq].row)
             rows = [entries[seq].row for seq in order]
-            for index, table in enumerate(self.tables):
-                table.update(rows, [entries[seq].residencies[index] for seq in order])
-            for entry in self._step:  # a step that was never finished cannot be committed any more
-                entry.prepared = 0
-            self._step = list(entries.values())
-            for entry in self._step:
-                entry.prepared = entry.residencies[0].reserved
-            positions = self.tables[0].positions
-            self._new_tokens = len(positions)
-            return Step(tuple(order), positions)
-
-    def write(self, layer: int, k: Floats, v: Floats) -> None:
-        """This step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells; nothing else is touched."""
-        group = self._check_step(layer)
-        for name, x in (("k", k), ("v", v)):
-            self._check_array(name, x, group.geometry.spec.n_kv_heads, group.geometry.spec.head_dim)
-        self.backend.write(k, v, self.stores[layer], self.tables[self._group_of[layer]])
-
-    def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
-        """Attention of this step's queries, [T, n_heads, dim] f32, over the layer's cells where they lie."""
-        spec = self._check_step(layer).geometry.spec
-        self._check_array("q", q, spec.n_heads, spec.head_dim)
-        scale = spec.head_dim**-0.5 if scale is None else scale
-        return self.backend.attend(q, self.stores[layer], self.tables[self._group_of[layer]], spec, scale)
-
-    def spec(self, layer: int) -> LayerSpec:
-        """What the layer's queries may see: the model's spec under the user's window."""
-        return self.plan.groups[self._group_of[layer]].geometry.spec
+            n_new: list[int] = []
+            positions: list[int] = []
+            for seq in order:
+                r = entries[seq].residencies[0]
+                n_new.append(r.reserved - r.length)
+                positions.extend(range(r.length, r.reserved))
+                entries[seq].prepared = r.reserved
+            groups = [
+                _group_step(placement, rows, [entries[seq].residencies[index] for seq in order])
+                for index, placement in enumerate(self.placements)
+            ]
+            return Step(tuple(order), rows, n_new, positions, tuple(groups))
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -262,7 +224,7 @@ class KVCache:
         with self._lock:
             return Usage(
                 sequences=len(self._entries),
-                tokens=sum(entry.residencies[0].length for entry in self._entries.values()),
+                tokens=sum(entry.residencies[0].committed for entry in self._entries.values()),
                 tokens_resident=max(p.n_resident for p in self.placements),
                 nbytes=self.plan.nbytes,
                 blocks=self.plan.n_blocks,
@@ -308,15 +270,8 @@ class KVCache:
                 self._check_entry(seq, entry)
 
     def _check_entry(self, seq: int, entry: _Entry) -> None:
-        if len({(r.length, r.reserved) for r in entry.residencies}) != 1:
+        if len({(r.committed, r.length, r.reserved) for r in entry.residencies}) != 1:
             raise BrokenInvariant(f"sequence {seq} has different lengths in different groups")
-        for r, table in zip(entry.residencies, self.tables, strict=True):
-            known = min(r.changed, len(r.blocks))
-            if (
-                table.blocks[entry.row, :known].tolist() != r.blocks[:known]
-                or table.first[entry.row, :known].tolist() != r.firsts[:known]
-            ):
-                raise BrokenInvariant(f"sequence {seq}: the table's row is stale")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -332,44 +287,33 @@ class KVCache:
         if not self._free_rows:
             raise OutOfSequences(f"all {self.plan.max_seqs} sequences are in use: free one, or raise max_seqs")
 
-    def _check_step(self, layer: int) -> Group:
-        if layer not in self._group_of:
-            raise UnknownLayer(f"layer {layer} of a model with layers 0 to {len(self.stores) - 1}")
-        if not self._new_tokens:
-            raise BadStep("no step is prepared: call prepare first")
-        return self.plan.groups[self._group_of[layer]]
 
-    def _check_array(self, name: str, x: Any, heads: int, dim: int) -> None:
-        wanted = (self._new_tokens, heads, dim)
-        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
-            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
-            raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
+def _group_step(placement: Placement[Any], rows: list[int], residencies: list[Residency]) -> GroupStep:
+    """What a table must learn about these rows since it was last told."""
+    size = placement.block_size
+    step = GroupStep(placement.copies(), [], [], [], [])
+    _, edits, n_blocks, kv_len, cells = step
+    for row, r in zip(rows, residencies, strict=True):
+        held = len(r.blocks)
+        if r.changed < held:
+            edits.append(RowEdit(row, r.changed, r.blocks[r.changed :], r.firsts[r.changed :]))
+        r.changed = held
+        n_blocks.append(held)
+        kv_len.append(r.reserved)
+        pos = r.length
+        if r.reserved - pos == 1:
+            entry = -1 if pos >= r.firsts[-1] else r.index(pos // size)
+            cells.append(r.blocks[entry] * size + pos - r.firsts[entry])
+        else:
+            _cells_of_chunk(r, size, cells)
+    return step
 
-    def _run_copies(self) -> None:
-        for group, placement in zip(self.plan.groups, self.placements, strict=True):
-            if copies := placement.copies():
-                for layer in group.layers:
-                    self.backend.copy(copies, self.stores[layer])
 
-    def _store(self, layer: int) -> Store:
-        """The layer's part of the arena, as strided views."""
-        group, codec, layout = self.plan.groups[self._group_of[layer]], self.plan.codec, self.plan.layout
-        shape, at = group.shape, self.plan.offsets[layer]
-        axes = (group.geometry.n_blocks, shape.n_panels, shape.heads, shape.panel_size, shape.dim)
-
-        def cells(offset: int, strides: Strides) -> Any:
-            return self.backend.view(self.arena, offset, codec.dtype, axes, strides)
-
-        def scales(offset: int) -> Any:
-            strides = layout.scale_strides(shape)[:-1]
-            return self.backend.view(self.arena, offset, np.dtype(np.float32), axes[:-1], strides)
-
-        return Store(
-            k=cells(at.k, layout.k_strides(shape)),
-            v=cells(at.v, layout.v_strides(shape)),
-            k_scale=scales(at.k_scale) if codec.scaled else None,
-            v_scale=scales(at.v_scale) if codec.scaled else None,
-            codec=codec,
-            counters=self.counters,
-        )
+def _cells_of_chunk(r: Residency, size: int, cells: list[int]) -> None:
+    pos = r.length
+    while pos < r.reserved:
+        entry = r.index(pos // size)
+        stop = min(r.firsts[entry] + size, r.reserved)
+        cell = r.blocks[entry] * size + pos - r.firsts[entry]
+        cells.extend(range(cell, cell + stop - pos))
+        pos = stop

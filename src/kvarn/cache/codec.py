@@ -1,38 +1,51 @@
-"""The codec axis: how a cell is encoded.
+"""The codec axis: how one head's vector at one position is stored.
 
-`define` is the codec written in NumPy, obviously right, and the oracle for `encode`, the native routine that every
-write uses: a cell's bits are part of the contract, so one place makes them. `widen` is exact. A codec with scales
-keeps one f32 per (slot, head): a cell's value is widen(cell) * scale. Members live in `codecs/`, one file each.
+A codec describes rows and computes nothing: a row is `units` of one type, and `scales` beside them. K and V are
+described apart, so that a codec may pack several numbers into a unit, or store the two sides differently. What the
+bytes mean is defined in backends/reference/codecs.py; every backend encodes and decodes to the same bits.
 """
 
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float32]
+from dataclasses import dataclass
 
 
-class Cells(NamedTuple):
-    cells: NDArray[Any]  # [rows, dim]
-    scales: Floats | None  # [rows]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Types are spelled as NumPy does: f4, u2, i1."""
+
+    unit: str
+    units: int
+    scale_unit: str = "f4"
+    scales: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.units * unit_bytes(self.unit) + self.scales * unit_bytes(self.scale_unit)
 
 
-class Codec(Protocol):
+def unit_bytes(unit: str) -> int:
+    return int(unit[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
     name: str
-    dtype: np.dtype[Any]
-    scaled: bool
+    unit: str
+    scales: int = 0  # per row
+    tail: int = 0  # newest tokens of a sequence that are kept apart, until their tile is full and can be encoded
 
-    def define(self, x: Floats) -> Cells: ...
+    def k_row(self, dim: int) -> Row:
+        return Row(self.unit, dim, scales=self.scales)
 
-    def encode(self, x: Floats) -> Cells: ...
-
-    def widen(self, cells: NDArray[Any]) -> Floats: ...
-
-
-SCALE_BYTES = 4
+    def v_row(self, dim: int) -> Row:
+        return Row(self.unit, dim, scales=self.scales)
 
 
-def row_bytes(codec: Codec, dim: int) -> int:
-    """Bytes of one head's vector at one position, its scale included."""
-    return dim * codec.dtype.itemsize + (SCALE_BYTES if codec.scaled else 0)
+CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        Codec("f32", "f4"),
+        Codec("f16", "f2"),
+        Codec("bf16", "u2"),  # NumPy has no such type: the upper half of an f32
+        Codec("int8", "i1", scales=1),
+    )
+}

@@ -1,8 +1,8 @@
 """The layout axis: in which order the bytes of one block lie.
 
-A layout is strides and nothing else. Cells are addressed by (block, panel, head, slot, dim); the position inside a
-block is panel * panel_size + slot. Because every layout is strides over the same five axes, one kernel reads all of
-them and a store is never reshaped. Members live in `layouts/`, one file each.
+A layout is strides and nothing else. Cells are addressed by (block, panel, head, slot, unit); scales lie like the units
+of their rows. The position inside a block is panel * panel_size + slot. Because every layout is strides over the same
+five axes, one kernel reads all of them and a store is never reshaped. Members live in `layouts/`, one file each.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from kvarn.cache.spec import LayerSpec
 
 
 class Strides(NamedTuple):
-    """In elements. `dim` of a scale array is unused (0)."""
+    """In units of the row."""
 
     block: int
     panel: int
     head: int
     slot: int
-    dim: int
+    unit: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """One block of one layer's K (or V): n_panels * panel_size slots, `heads` stored heads."""
+    """One block of one layer's K or V, or of the scales of one: n_panels * panel_size slots, `heads` stored heads."""
 
     heads: int
-    dim: int
+    units: int  # of a row
     block_size: int
     panel_size: int
 
@@ -35,13 +35,9 @@ class BlockShape:
         return self.block_size // self.panel_size
 
     @property
-    def cells(self) -> int:
-        return self.block_size * self.heads * self.dim
-
-    @property
-    def rows(self) -> int:
-        """(slot, head) pairs: the number of scales."""
-        return self.block_size * self.heads
+    def total(self) -> int:
+        """Units of a block."""
+        return self.block_size * self.heads * self.units
 
 
 class Layout(Protocol):
@@ -57,9 +53,3 @@ class Layout(Protocol):
     def k_strides(self, shape: BlockShape) -> Strides: ...
 
     def v_strides(self, shape: BlockShape) -> Strides: ...
-
-    def scale_strides(self, shape: BlockShape) -> Strides: ...
-
-
-def block_shape(layout: Layout, spec: LayerSpec, block_size: int) -> BlockShape:
-    return BlockShape(layout.stored_heads(spec), spec.head_dim, block_size, layout.panel_size(block_size))

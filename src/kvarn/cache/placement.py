@@ -4,8 +4,11 @@ Contract, for every placement: a verb either happens whole or raises and changes
 False, and change nothing, when there is no room now; `commit` is the only verb that takes blocks from a live sequence.
 Integers only: no tensor library is imported here, so all of this is tested without a device.
 
-    open -> adopt? -> (reserve -> copies -> [kernels write and read] -> commit)* -> free
+    open -> adopt? -> (reserve -> copies -> [kernels write and read] -> advance -> commit)* -> free
                        rewind and fork between steps
+
+`advance` says that positions are written, or will be by a step that was launched; `commit` names their tokens. Between
+the two a further step may be reserved, as long as no more than `Geometry.ahead` tokens wait for their names.
 
 Members live in `placements/`, one file each.
 """
@@ -17,6 +20,7 @@ from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from kvarn.cache.spec import LayerSpec, ceil_div
+from kvarn.cache.step import Copy
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, PastCapacity, SequenceExists, UnknownSequence
 
 
@@ -47,14 +51,6 @@ class Adoption(NamedTuple):
     stop: Stop
 
 
-class Copy(NamedTuple):
-    """Copy the first `slots` slots of block src to block dst, before the step's writes, in the order given."""
-
-    src: int
-    dst: int
-    slots: int
-
-
 @dataclass(frozen=True, slots=True)
 class Geometry:
     spec: LayerSpec
@@ -63,6 +59,7 @@ class Geometry:
     context: int  # longest sequence
     max_chunk: int  # most tokens of one sequence in one step
     watermarks: tuple[float, float] | None = None  # evict cached blocks from this share of use down to that one
+    ahead: int = 0  # tokens that may be computed before they are committed
 
     def __post_init__(self) -> None:
         marks = self.watermarks
@@ -85,24 +82,26 @@ class Geometry:
         """Blocks that hold a window while the largest chunk is written: that many, whatever the alignment.
 
         The first query of a chunk sees window - 1 tokens before it and the last token is chunk - 1 after it. Sized to
-        the window alone, a ring overwrites keys that the chunk's first rows still need."""
+        the window alone, a ring overwrites keys that the chunk's first rows still need. Blocks leave at commit, so that
+        tokens computed ahead of it need room as well."""
         rest = self.context_blocks - self.pinned_blocks
         if self.spec.window is None:
             return rest
-        return min(rest, ceil_div(self.spec.window + self.max_chunk - 2, self.block_size) + 1)
+        return min(rest, ceil_div(self.spec.window + self.max_chunk + self.ahead - 2, self.block_size) + 1)
 
 
 class Residency:
     """Where one sequence is: its resident blocks in ascending position, and how far it has come."""
 
-    __slots__ = ("blocks", "changed", "end", "firsts", "length", "reserved", "writable")
+    __slots__ = ("blocks", "changed", "committed", "end", "firsts", "length", "reserved", "writable")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []  # physical
         self.firsts: list[int] = []  # position of each block's slot 0
         self.end = 0  # logical blocks placed so far: the next one has this index
-        self.length = 0  # tokens committed
-        self.reserved = 0  # tokens after the step under way
+        self.committed = 0  # tokens whose ids are known
+        self.length = 0  # tokens that are written, or are by a step that was launched
+        self.reserved = 0  # tokens after the step that is prepared next
         self.writable = 0  # positions below this can be reserved without a further look
         self.changed = 0  # entries from here on are new to the table
 
@@ -198,7 +197,7 @@ class Placement(ABC, Generic[R]):
         adoption = self.match(seq, tokens, max(limit, 0))
         if adoption.reused:
             self._take(r, tokens, adoption.reused)
-            r.length = r.reserved = adoption.reused
+            r.committed = r.length = r.reserved = adoption.reused
         return adoption
 
     def shortfall(self, seq: int, length: int) -> int:
@@ -220,23 +219,32 @@ class Placement(ABC, Generic[R]):
         r.reserved = length
         return True
 
-    def commit(self, seq: int, tokens: Sequence[int]) -> None:
-        """The step is done: these tokens' keys and values are written. What was reserved beyond them lapses."""
+    def advance(self, seq: int, n: int) -> None:
+        """The step was launched: n further positions are written. What was reserved beyond them lapses."""
         r = self.residency(seq)
-        length = r.length + len(tokens)
-        if length > r.reserved or length == r.length:
+        if not 0 < n <= r.reserved - r.length:
             raise BadStep(
-                f"sequence {seq}: commit of {len(tokens)} tokens after {r.length}, {r.reserved} reserved: "
-                "commit at least one token and no more than were reserved"
+                f"sequence {seq}: advance by {n} tokens after {r.length}, {r.reserved} reserved: "
+                "advance by at least one token and no more than were reserved"
             )
-        r.length = r.reserved = length
+        r.length = r.reserved = r.length + n
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """The ids of the tokens that were advanced over, in order, as far as they are known."""
+        r = self.residency(seq)
+        if not 0 < len(tokens) <= r.length - r.committed:
+            raise BadStep(
+                f"sequence {seq}: commit of {len(tokens)} tokens where {r.length - r.committed} wait for it: "
+                "commit at least one token and no more than were advanced over"
+            )
+        r.committed += len(tokens)
         self._committed(r, tokens)
 
     def intact(self, seq: int, length: int) -> int:
         """The longest length <= `length` that the sequence can return to. Changes nothing."""
         r = self.residency(seq)
-        if not 0 <= length <= r.length:
-            raise BadStep(f"sequence {seq} has {r.length} tokens and cannot rewind to {length}")
+        if not 0 <= length <= r.committed:
+            raise BadStep(f"sequence {seq} has {r.committed} tokens and cannot rewind to {length}")
         pinned, end = self.geometry.pinned_blocks, ceil_div(length, self.block_size)
         needed = max(self.spec.floor(length) // self.block_size, pinned)
         if needed >= end or needed >= self._intact_from(r, end):
@@ -248,7 +256,7 @@ class Placement(ABC, Generic[R]):
         length = self.intact(seq, length)
         r = self.sequences[seq]
         self._rewound(r, length)
-        r.length = r.reserved = length
+        r.committed = r.length = r.reserved = length
         r.writable = 0
         return length
 
@@ -259,7 +267,7 @@ class Placement(ABC, Generic[R]):
     def fork(self, parent: int, child: int) -> bool:
         """`child` continues from the parent's committed tokens; from then on each writes only what is its own."""
         source = self.residency(parent)
-        if source.reserved > source.length:
+        if source.reserved > source.committed:
             raise BadStep(f"sequence {parent} is in the middle of a step: commit it before a fork")
         if child in self.sequences:
             raise SequenceExists(f"sequence {child} is already open: free it first, or use another id")
@@ -278,13 +286,14 @@ class Placement(ABC, Generic[R]):
         r = self.residency(seq)
         return list(zip(r.blocks, r.firsts, strict=True))
 
-    def free(self, seq: int) -> int:
-        """Give back the sequence's blocks; how many it held. Freeing twice is safe and answers 0."""
+    def free(self, seq: int, intact: bool = True) -> int:
+        """Give back the sequence's blocks; how many it held. Freeing twice is safe and answers 0. Not `intact`: a copy
+        into its unfilled block was lost, so that what is in it must not be reused."""
         r = self.sequences.pop(seq, None)
         if r is None:
             return 0
         held = len(r.blocks)
-        self._released(r)
+        self._released(r, intact)
         return held
 
     def check(self) -> None:
@@ -302,11 +311,20 @@ class Placement(ABC, Generic[R]):
             raise UnknownSequence(f"sequence {seq} is not open (never opened, or freed)") from None
 
     def _ready(self, r: R, length: int) -> bool:
-        return r.length < length <= r.writable and length - r.length <= self.max_chunk
+        return (
+            r.length < length <= r.writable
+            and length - r.length <= self.max_chunk
+            and r.length - r.committed <= self.geometry.ahead
+        )
 
     def _check_length(self, seq: int, r: R, length: int) -> None:
         if length <= r.length:
             raise BadStep(f"sequence {seq} has {r.length} tokens: reserve more than that, not {length}")
+        if r.length - r.committed > self.geometry.ahead:
+            raise BadStep(
+                f"sequence {seq} has {r.length - r.committed} tokens that are not committed, and may have "
+                f"{self.geometry.ahead}: commit them before the next reserve"
+            )
         if length > self.geometry.context:
             raise PastCapacity(
                 f"sequence {seq} would reach {length} tokens and the context holds {self.geometry.context}: "
@@ -321,7 +339,8 @@ class Placement(ABC, Generic[R]):
     def _dead_blocks(self, r: R) -> range:
         """Entries of r.blocks that no later query can see. Pinned blocks stand before them and stay."""
         start = stop = min(self.geometry.pinned_blocks, len(r.blocks))
-        while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + self.block_size - 1, r.length):
+        last = self.block_size - 1
+        while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + last, r.committed):
             stop += 1
         return range(start, stop)
 
@@ -335,11 +354,14 @@ class Placement(ABC, Generic[R]):
         ensure(all(0 <= b < self.geometry.n_blocks for b in r.blocks), "a block is outside the store")
         ensure(all(f % self.block_size == 0 for f in r.firsts), "a block starts off the grid")
         ensure(all(a < b for a, b in zip(r.firsts, r.firsts[1:], strict=False)), "positions do not ascend")
-        ensure(0 <= r.length <= r.reserved <= self.geometry.context, "length, reserved and context are out of order")
+        ensure(
+            0 <= r.committed <= r.length <= r.reserved <= self.geometry.context,
+            "committed, length, reserved and context are out of order",
+        )
         listed = set(r.firsts)
         for logical in range(ceil_div(max(r.length, r.reserved), self.block_size)):
             first = logical * self.block_size
-            needed = not self.spec.dead(first, first + self.block_size - 1, r.length)
+            needed = not self.spec.dead(first, first + self.block_size - 1, r.committed)
             ensure(not needed or first in listed, f"the visible block at position {first} is not resident")
         ensure(len(r.blocks) <= self.blocks_per_sequence(self.geometry), "holds more blocks than its bound")
 
@@ -371,7 +393,7 @@ class Placement(ABC, Generic[R]):
     def _forked(self, source: R) -> R: ...
 
     @abstractmethod
-    def _released(self, r: R) -> None: ...
+    def _released(self, r: R, intact: bool) -> None: ...
 
     @abstractmethod
     def _check_pool(self) -> None: ...

@@ -1,19 +1,18 @@
 """From a configuration to every size and byte offset, before anything is allocated.
 
 `plan` is arithmetic: it resolves the strategy, groups layers of equal spec, turns a byte budget into blocks and lays
-out the arena. What it says is what `KVCache` allocates. One arena holds all layers, in order:
+out the arena. What it says is what a backend allocates. One arena holds all layers, in order:
 
     layer 0: K blocks | V blocks | K scales | V scales     (scales only where the codec has them)
     layer 1: ...
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvarn.cache.codec import SCALE_BYTES, Codec
-from kvarn.cache.codecs import CODECS
-from kvarn.cache.layout import BlockShape, Layout, block_shape
+from kvarn.cache.codec import CODECS, Codec, unit_bytes
+from kvarn.cache.layout import BlockShape, Layout, Strides
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.placement import Geometry
 from kvarn.cache.placements import PLACEMENTS
@@ -41,19 +40,69 @@ class CacheConfig:
     pinned: int | None = None
     cache_bytes: int | None = None
     watermarks: tuple[float, float] | None = None
+    ahead: int = 0  # tokens of a sequence that may be computed before they are committed, as steps in flight need
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise KvarnError("a cache needs at least one layer")
-        for name in ("context", "max_seqs", "max_chunk", "block_size", "window", "pinned", "cache_bytes"):
+        for name in ("context", "max_seqs", "max_chunk", "block_size", "window", "pinned", "cache_bytes", "ahead"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise KvarnError(f"{name} is {value!r}; it must be a whole number")
         for name in ("context", "max_seqs", "max_chunk"):
             if (value := getattr(self, name)) is None or value < 1:
                 raise KvarnError(f"{name} is {value}; it must be at least 1")
+        if self.ahead < 0:
+            raise KvarnError(f"ahead is {self.ahead}; it must be 0 or more")
         if self.context > MOST_TOKENS:
             raise KvarnError(f"context is {self.context}; positions are 32 bits, so {MOST_TOKENS} is the most")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """K, V, or the scales of one, of one layer: how a block of it looks."""
+
+    unit: str
+    shape: BlockShape
+    strides: Strides
+
+    @property
+    def block_bytes(self) -> int:
+        return self.shape.total * unit_bytes(self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    k: Part
+    v: Part
+    k_scale: Part  # of no units where the codec has no scales
+    v_scale: Part
+
+    @property
+    def each(self) -> tuple[Part, Part, Part, Part]:
+        """In the order in which they lie in the arena."""
+        return self.k, self.v, self.k_scale, self.v_scale
+
+    @property
+    def block_bytes(self) -> int:
+        """K and V of one block of one layer."""
+        return sum(part.block_bytes for part in self.each)
+
+
+def parts_of(layout: Layout, codec: Codec, spec: LayerSpec, block_size: int) -> Parts:
+    heads, panel = layout.stored_heads(spec), layout.panel_size(block_size)
+
+    def part(unit: str, units: int, strides: Callable[[BlockShape], Strides]) -> Part:
+        shape = BlockShape(heads, units, block_size, panel)
+        return Part(unit, shape, strides(shape))
+
+    k, v = codec.k_row(spec.k_dim), codec.v_row(spec.v_dim)
+    return Parts(
+        part(k.unit, k.units, layout.k_strides),
+        part(v.unit, v.units, layout.v_strides),
+        part(k.scale_unit, k.scales, layout.k_strides),
+        part(v.scale_unit, v.scales, layout.v_strides),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +111,7 @@ class Group:
 
     layers: tuple[int, ...]
     geometry: Geometry
-    shape: BlockShape
+    parts: Parts
     blocks_per_sequence: int
 
     @property
@@ -98,20 +147,30 @@ class Plan:
         return self.offsets[-1].end
 
     @property
+    def context(self) -> int:
+        """The longest sequence."""
+        return self.groups[0].geometry.context
+
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of one sequence in one step."""
+        return self.groups[0].geometry.max_chunk
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.offsets)
+
+    def group_of(self, layer: int) -> int:
+        return next(index for index, group in enumerate(self.groups) if layer in group.layers)
+
+    @property
     def n_blocks(self) -> int:
         return sum(group.geometry.n_blocks for group in self.groups)
 
     @property
     def bytes_per_token(self) -> int:
         """Over all layers, scales and repeated heads included."""
-        return sum(
-            len(group.layers) * block_bytes(group.shape, self.codec) // group.shape.block_size for group in self.groups
-        )
-
-
-def block_bytes(shape: BlockShape, codec: Codec) -> int:
-    """K and V of one block of one layer."""
-    return 2 * (shape.cells * codec.dtype.itemsize + (shape.rows * SCALE_BYTES if codec.scaled else 0))
+        return sum(len(group.layers) * group.parts.block_bytes // group.geometry.block_size for group in self.groups)
 
 
 def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
@@ -125,11 +184,11 @@ def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
     drafts = []
     for spec, layers in groups(specs):
         chunk = min(config.max_chunk, config.context)
-        geometry = Geometry(spec, block_size, 0, config.context, chunk, config.watermarks)
-        shape = block_shape(layout, spec, block_size)
-        drafts.append(Group(tuple(layers), geometry, shape, placement.blocks_per_sequence(geometry)))
-    sized = tuple(_with_blocks(g, n) for g, n in zip(drafts, _counts(config, strategy, codec, drafts), strict=True))
-    offsets = _offsets(sized, codec)
+        geometry = Geometry(spec, block_size, 0, config.context, chunk, config.watermarks, config.ahead)
+        parts = parts_of(layout, codec, spec, block_size)
+        drafts.append(Group(tuple(layers), geometry, parts, placement.blocks_per_sequence(geometry)))
+    sized = tuple(_with_blocks(g, n) for g, n in zip(drafts, _counts(config, strategy, drafts), strict=True))
+    offsets = _offsets(sized)
     if config.cache_bytes is not None and offsets[-1].end > config.cache_bytes:  # by what alignment adds
         return plan(replace(config, cache_bytes=config.cache_bytes - ALIGNMENT), default_layout)
     return Plan(strategy, layout, codec, sized, offsets, config.max_seqs)
@@ -181,12 +240,12 @@ def _layout(
     return layout
 
 
-def _counts(config: CacheConfig, strategy: Strategy, codec: Codec, drafts: Sequence[Group]) -> list[int]:
+def _counts(config: CacheConfig, strategy: Strategy, drafts: Sequence[Group]) -> list[int]:
     """Blocks per group. Under a budget, groups with a bounded residency get theirs first, the others what is left."""
     wanted = [g.blocks_per_sequence * config.max_seqs for g in drafts]
     if config.cache_bytes is None:
         return wanted
-    cost = [len(g.layers) * block_bytes(g.shape, codec) for g in drafts]
+    cost = [len(g.layers) * g.parts.block_bytes for g in drafts]
     elastic = strategy.placement == "paged"  # takes any number of blocks; a run is taken whole
     if not elastic:
         sequence = sum(g.blocks_per_sequence * c for g, c in zip(drafts, cost, strict=True))
@@ -210,20 +269,17 @@ def _ensure_fits(fits: bool, config: CacheConfig, needed: int, what: str) -> Non
 
 
 def _with_blocks(group: Group, n_blocks: int) -> Group:
-    g = group.geometry
-    sized = Geometry(g.spec, g.block_size, n_blocks, g.context, g.max_chunk, g.watermarks)
-    return Group(group.layers, sized, group.shape, group.blocks_per_sequence)
+    return replace(group, geometry=replace(group.geometry, n_blocks=n_blocks))
 
 
-def _offsets(sized: Sequence[Group], codec: Codec) -> tuple[LayerOffsets, ...]:
+def _offsets(sized: Sequence[Group]) -> tuple[LayerOffsets, ...]:
     group_of = {layer: group for group in sized for layer in group.layers}
     offsets, at = [], 0
     for layer in sorted(group_of):
         group = group_of[layer]
-        n = group.geometry.n_blocks
-        cells = align(n * group.shape.cells * codec.dtype.itemsize, ALIGNMENT)
-        scales = align(n * group.shape.rows * SCALE_BYTES, ALIGNMENT) if codec.scaled else 0
-        v, k_scale = at + cells, at + 2 * cells
-        offsets.append(LayerOffsets(at, v, k_scale, k_scale + scales, k_scale + 2 * scales))
-        at = offsets[-1].end
+        starts = [at]
+        for part in group.parts.each:
+            starts.append(starts[-1] + align(group.geometry.n_blocks * part.block_bytes, ALIGNMENT))
+        offsets.append(LayerOffsets(*starts))
+        at = starts[-1]
     return tuple(offsets)

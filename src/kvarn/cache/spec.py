@@ -4,7 +4,7 @@
 ask it which blocks must still be there. Works on integers and on arrays alike. Non-goal: where anything is stored.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +15,13 @@ from kvarn.errors import KvarnError
 class LayerSpec:
     n_heads: int
     n_kv_heads: int
-    head_dim: int
+    k_dim: int  # of a head's key and query
+    v_dim: int  # of a head's value and output
     window: int | None = None  # a query sees itself and the window - 1 tokens before it; None: all of them
     pinned: int = 0  # first tokens that stay visible outside the window
 
     def __post_init__(self) -> None:
-        for name in ("n_heads", "n_kv_heads", "head_dim"):
+        for name in ("n_heads", "n_kv_heads", "k_dim", "v_dim"):
             if getattr(self, name) < 1:
                 raise KvarnError(f"LayerSpec.{name} is {getattr(self, name)}; it must be at least 1")
         if self.n_heads % self.n_kv_heads:
@@ -74,10 +75,3 @@ def ceil_div(a: int, b: int) -> int:
 
 def align(n: int, to: int) -> int:
     return ceil_div(n, to) * to
-
-
-def product(factors: Iterable[int]) -> int:
-    total = 1
-    for factor in factors:
-        total *= factor
-    return total

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from kvarn import progress
-from kvarn.backends.cpu import default_threads
+from kvarn.backends import BACKENDS
+from kvarn.backends.pool import default_threads
 from kvarn.benchmark import suite
 from kvarn.benchmark.case import Case, cases
 from kvarn.benchmark.machine import Bandwidth, facts
 from kvarn.benchmark.peers import connect
 from kvarn.benchmark.subject import Setup
-from kvarn.cache.codecs import CODECS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import bench_serve, flags
 from kvarn.cli.text import print_table
 from kvarn.errors import KvarnError
-from kvarn.llm import BACKENDS, LLM
+from kvarn.llm import LLM
 
 
 def add(parser: argparse.ArgumentParser) -> None:

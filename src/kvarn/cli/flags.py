@@ -6,11 +6,12 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from kvarn import progress
-from kvarn.cache.codecs import CODECS
+from kvarn.backends import BACKENDS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.errors import KvarnError
-from kvarn.llm import BACKENDS, LLM
+from kvarn.llm import LLM
 from kvarn.request import SamplingParams
 
 UNBOUNDED = 1 << 30  # tokens: the context ends an answer before
@@ -106,7 +107,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     )
 
 
-def load(args: argparse.Namespace) -> LLM:
+def load(args: argparse.Namespace, **engine: int) -> LLM:
     """The model that the flags describe, with a line of progress where somebody watches."""
     at_least(1, batch_size=args.batch_size, parallel=args.parallel)
     at_least(0, ctx_size=args.ctx_size)
@@ -126,6 +127,7 @@ def load(args: argparse.Namespace) -> LLM:
             threads=args.threads,
             backend=args.backend,
             progress=line,
+            **engine,
         )
 
 

@@ -5,9 +5,9 @@ import json
 from math import prod
 
 from kvarn import progress
-from kvarn.backends.cpu import make_pool
 from kvarn.backends.cpu.program import LANES, pack
-from kvarn.cache.codecs import CODECS
+from kvarn.backends.pool import make_pool
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.strategy import STRATEGIES

@@ -30,9 +30,8 @@ def run(args: argparse.Namespace) -> None:
             print(f"\r[{so_far.chunks}/{total}] {so_far.ppl:.4f} ", end="", file=sys.stderr, flush=True)
 
     bos = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
-    result = scoring.perplexity(
-        llm.program, llm.cache, tokens, window, args.chunks, bos, min(args.batch_size, window), progress
-    )
+    chunk = min(args.batch_size, window)
+    result = scoring.perplexity(llm.program, llm.memory, llm.cache, tokens, window, args.chunks, bos, chunk, progress)
     if watched:
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
     if args.json:

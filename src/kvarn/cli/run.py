@@ -5,12 +5,11 @@ import json
 import sys
 import time
 
-from kvarn import isa
+from kvarn import trace
 from kvarn.cli import flags
 from kvarn.cli.text import speaks_utf8
 from kvarn.llm import LLM, Job
 from kvarn.stats import EngineStats
-from kvarn.trace import Traced
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +27,14 @@ def run(args: argparse.Namespace) -> None:
     llm = flags.load(args)
     load_seconds = time.perf_counter() - start
     if args.trace:
-        llm.engine.program = traced = Traced(llm.program)
-        traced.save(args.trace)  # empty: a file that cannot be written is known before time is spent
+        llm.program.trace(True)
+        trace.save(args.trace, [])  # a file that cannot be written is known before time is spent
     job = llm.start(llm.render([{"role": "user", "content": prompt}]) if args.chat else prompt, params)
     for piece in llm.stream_job(job):
         if not args.json:
             print(piece, end="", flush=True)
     if args.trace:
-        traced.save(args.trace)
+        trace.save(args.trace, llm.program.timings())
     if args.json:
         print(json.dumps(report(llm, job, load_seconds), ensure_ascii=not speaks_utf8()))
     else:
@@ -57,7 +56,7 @@ def summary(job: Job, stats: EngineStats) -> str:
 
 
 def report(llm: LLM, job: Job, load_seconds: float) -> dict[str, object]:
-    output, stats, cache = job.output(), llm.engine.stats, llm.cache
+    output, stats, cache, counters = job.output(), llm.engine.stats, llm.cache, llm.memory.counters
     return {
         "text": output.text,
         "tokens": output.tokens,
@@ -76,10 +75,10 @@ def report(llm: LLM, job: Job, load_seconds: float) -> dict[str, object]:
             "codec": cache.plan.codec.name,
             "bytes": cache.plan.nbytes,
             "blocks_used": stats.peak_blocks,
-            "bytes_written": cache.counters.written,
-            "bytes_read": cache.counters.read,
-            "bytes_copied": cache.counters.copied,
+            "bytes_written": counters.written,
+            "bytes_read": counters.read,
+            "bytes_copied": counters.copied,
         },
-        "backend": {"name": cache.backend.name, "isa": isa.current(), "order": isa.order()},
-        "kernels": dict(cache.counters.calls),
+        "backend": llm.backend.facts(),
+        "kernels": dict(counters.calls),
     }

@@ -41,9 +41,7 @@ def run(args: argparse.Namespace) -> None:
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
     access = Access(keys, args.share_prefixes)
     with listen(args.host, args.port, args.reader_seconds) as listening:
-        llm = flags.load(args)
-        llm.engine.max_waiting = args.queue
-        llm.engine.scheduler.chunk_beside = args.chunk
+        llm = flags.load(args, max_waiting=args.queue, chunk_while_decoding=args.chunk)
         name = args.alias or Path(args.model).name or args.model
         metrics = Prometheus(llm.engine, name, args.metrics_prefix)
         service = Service(llm, name, access, metrics, Worker(llm, metrics), Limits(args.reader_seconds))

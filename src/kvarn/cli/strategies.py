@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from kvarn.arrays import Floats
+from kvarn.backends import BACKENDS, open_backend
 from kvarn.backends.base import Backend
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
-from kvarn.cache.codecs import CODECS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli.text import human_bytes, print_table
 from kvarn.errors import KvarnError
-from kvarn.llm import BACKENDS, Ready
 
 DECODED = 16  # tokens of the run that are decoded one by one, after the prefill
 
@@ -70,20 +70,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if not DECODED < args.tokens <= args.context:
         raise KvarnError(f"--tokens {args.tokens}: it must be above {DECODED} and within the context of {args.context}")
-    spec = LayerSpec(*parse_heads(args.heads), args.head_dim)
+    spec = LayerSpec(*parse_heads(args.heads), args.head_dim, args.head_dim)
     rng = np.random.default_rng(args.seed & (1 << 64) - 1)
     q, k, v = (
-        rng.standard_normal((args.tokens, heads, spec.head_dim), dtype=np.float32)
+        rng.standard_normal((args.tokens, heads, spec.k_dim), dtype=np.float32)
         for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
     )
-    backend = Ready(args.backend, args.threads).backend
+    backend = open_backend(args.backend, args.threads)
     rows = [compare(name, args, backend, spec, q, k, v) for name in args.cache or NAMES if applies(name, spec)]
     if args.json:
         facts = {"backend": backend.name, "rows": [asdict(row) for row in rows]}
         print(json.dumps(facts, indent=2))
         return
     print(
-        f"{args.tokens} tokens, {spec.n_heads} query and {spec.n_kv_heads} KV heads of {spec.head_dim}, one layer, "
+        f"{args.tokens} tokens, {spec.n_heads} query and {spec.n_kv_heads} KV heads of {spec.k_dim}, one layer, "
         f"{args.cache_type} cells, {backend.name} backend,\n"
         f"context {args.context}, chunks of {args.chunk}, window {args.window} where the strategy has one\n"
     )
@@ -120,19 +120,19 @@ def compare(
         pinned=args.pinned if name == "sinks" else None,
     )
     ours = drive(config, backend, q, k, v)
-    plan = ours.cache.plan
-    seen = plan.groups[0].geometry.spec
+    planned = ours.cache.plan
+    seen = planned.groups[0].geometry.spec
     plain = CacheConfig(
         layers=[seen], context=args.context, strategy="contiguous", codec=args.cache_type, max_chunk=args.tokens
     )
     theirs = drive(plain, backend, q, k, v)
-    exact = dense.attend(q, k, v, seen, spec.head_dim**-0.5)
+    exact = dense.attend(q, k, v, seen, spec.k_dim**-0.5)
     usage = ours.cache.usage()
     return Row(
-        strategy=name if name in STRATEGIES else f"{name} -> {plan.strategy.name}",
-        placement=plan.strategy.placement,
-        layout=plan.layout.name,
-        bytes=plan.nbytes,
+        strategy=name if name in STRATEGIES else f"{name} -> {planned.strategy.name}",
+        placement=planned.strategy.placement,
+        layout=planned.layout.name,
+        bytes=planned.nbytes,
         blocks_used=usage.blocks_used,
         blocks=usage.blocks,
         bytes_written_per_step=ours.written,
@@ -144,22 +144,24 @@ def compare(
 
 def drive(config: CacheConfig, backend: Backend, q: Floats, k: Floats, v: Floats) -> Run:
     """Prefill in the largest chunks, then decode."""
-    cache = KVCache(config, backend)
+    planned = plan(config, backend.default_layout)
+    cache, layers = KVCache(planned), backend.layers(planned)
     cache.open(0)
     output = np.empty_like(q)
     start = written = read = 0
     while start < len(q):
         prompt = len(q) - DECODED
         stop = min(start + config.max_chunk, prompt) if start < prompt else start + 1
-        written, read = cache.counters.written, cache.counters.read
+        written, read = layers.counters.written, layers.counters.read
         cache.reserve(0, stop)
-        cache.prepare([0])
-        cache.write(0, k[start:stop], v[start:stop])
-        output[start:stop] = cache.attend(0, q[start:stop])
+        layers.apply(cache.prepare([0]))
+        layers.write(0, k[start:stop], v[start:stop])
+        output[start:stop] = layers.attend(0, q[start:stop])
+        cache.advance(0, stop - start)
         cache.commit(0, range(start, stop))
         start = stop
     cache.check()
-    return Run(cache, output, cache.counters.written - written, cache.counters.read - read)
+    return Run(cache, output, layers.counters.written - written, layers.counters.read - read)
 
 
 def describe(row: Row) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class ModelConfig:
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """What the cache must hold for each layer."""
-        return tuple(LayerSpec(self.n_heads, self.n_kv_heads, self.head_dim, window=w) for w in self.windows)
+        return tuple(LayerSpec(self.n_heads, self.n_kv_heads, self.head_dim, self.head_dim, w) for w in self.windows)
 
     def rope_of(self, layer: int) -> Rope:
         local = self.windows[layer] is not None and self.local_rope is not None

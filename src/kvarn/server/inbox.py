@@ -20,7 +20,7 @@ class Answered(NamedTuple):
 class Ended(NamedTuple):
     n_tokens: int  # of all samples
     explanation: Explanation
-    error: Exception | None
+    error: BaseException | None
 
 
 Update = Answered | Ended | Exception | None  # None: accepted; an error: refused

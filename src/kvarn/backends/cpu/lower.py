@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvarn import isa
+from kvarn.arrays import Floats
 from kvarn.backends.cpu.ops import Node
-from kvarn.cache.codec import Floats
 from kvarn.errors import KvarnError
 from kvarn.models.config import ModelConfig, Rope
 from kvarn.models.rope import frequencies, magnitude

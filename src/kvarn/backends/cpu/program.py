@@ -1,19 +1,20 @@
 """A model on the CPU backend: its calls recorded once, its weights packed once, a step as one native call."""
 
-from sys import getrefcount
+import time
+from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvarn import isa
-from kvarn.backends.cpu import view_of
+from kvarn.arrays import Floats
+from kvarn.backends.base import Span
 from kvarn.backends.cpu.lower import Weights, lower
+from kvarn.backends.cpu.memory import CpuMemory
 from kvarn.backends.cpu.ops import RecordingOps
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
+from kvarn.backends.host import HostLogits
 from kvarn.cache.spec import align
+from kvarn.cache.step import Step
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.quants import grid_of
 from kvarn.models.architectures import forward_of
@@ -29,9 +30,10 @@ class CpuProgram:
         self.weights = weights
         self._threads = pool.size
         self._program = isa.native.Program(pool)
-        self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
         lower(nodes, config, weights, self._program)
-        self._memory = np.empty(0, np.float32)  # of the last step's logits
+        self._logits = np.empty(0, np.float32)  # of the last step
+        self._tracing = False
+        self._steps: list[Span] = []
 
     @property
     def nbytes(self) -> int:
@@ -43,45 +45,43 @@ class CpuProgram:
     def workspace(self) -> int:
         return self._program.workspace
 
-    def run(
-        self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
-    ) -> Floats:
-        """Logits [len(rows), vocabulary] of these rows of the step that `cache` has prepared."""
-        view = self._views.get(cache)
-        if view is None:
-            view = self._views[cache] = view_of(cache)
-        for group, table in enumerate(cache.tables):
-            view.set_slots(group, table.slots)
-        vocabulary = self._program.vocabulary
-        logits = self._logits_of(len(rows))
-        counts = self._program.run(view, tokens, positions, np.asarray(rows, np.int64), logits)
-        counters = cache.counters
+    def run(self, memory: CpuMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> HostLogits:
+        memory.apply(step)
+        logits = self._room_for(len(wanted))
+        ids, rows = np.array(tokens, np.int64), np.array(wanted, np.int64)
+        begin = time.monotonic_ns()
+        counts = self._program.run(memory.view, ids, memory.host.positions, rows, logits)
+        if self._tracing:
+            facts = {"tokens": len(ids), "rows": len(rows)}
+            self._steps.append(Span("step", begin, time.monotonic_ns(), facts))
+        counters = memory.counters
         counters.written += counts[0]
         counters.read += counts[1]
         for name, calls, ns in zip(("prefill", "decode"), counts[2:4], counts[4:], strict=True):
             if calls:
                 counters.calls[name] += calls
                 counters.seconds[name] += ns / 1e9 / self._threads
-        return logits[:, :vocabulary]
+        return HostLogits(logits[:, : self._program.vocabulary])
 
-    def _logits_of(self, rows: int) -> Floats:
-        """Memory for them: that of the step before, if nobody holds it any more."""
+    def _room_for(self, rows: int) -> Floats:
+        """Memory for logits, used again by the next step."""
         width = align(self._program.vocabulary, LANES)
-        if len(self._memory) < rows * width + LANES or getrefcount(self._memory) > 2:
-            self._memory = np.empty(rows * width + LANES, np.float32)
-        start = -self._memory.ctypes.data % 64 // 4  # whole cache lines
-        return self._memory[start : start + rows * width].reshape(rows, width)
+        if len(self._logits) < rows * width + LANES:
+            self._logits = np.empty(rows * width + LANES, np.float32)
+        start = -self._logits.ctypes.data % 64 // 4  # whole cache lines
+        return self._logits[start : start + rows * width].reshape(rows, width)
 
     def reserve(self, tokens: int) -> None:
         """Workspaces for steps of so many tokens; a larger step grows them."""
         self._program.reserve(tokens)
 
     def trace(self, on: bool) -> None:
+        self._tracing = on
         self._program.trace(on)
 
-    def timings(self) -> list[tuple[str, int, int]]:
-        """(operation, begin, end) in ns since tracing began or this was last asked."""
-        return self._program.timings()
+    def timings(self) -> list[Span]:
+        steps, self._steps = self._steps, []
+        return steps + [Span(*each) for each in self._program.timings()]
 
 
 def load_program(checkpoint: Checkpoint, pool: isa.Pool, progress: Progress = quiet) -> CpuProgram:

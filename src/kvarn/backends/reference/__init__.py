@@ -1,40 +1,72 @@
 """The reference backend: NumPy, slow, obviously right. It ships, and is the oracle for every other backend."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
-from kvarn.backends.base import Backend
+from kvarn.arrays import Floats
+from kvarn.backends.host import HostMemory, Store, Table, memory_bytes
+from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import attention, cells
-from kvarn.cache.codec import Floats
-from kvarn.cache.placement import Copy
-from kvarn.cache.plan import ALIGNMENT
+from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.plan import ALIGNMENT, Plan
 from kvarn.cache.spec import LayerSpec
-from kvarn.cache.view import Store, Table
+from kvarn.isa import Pool
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.models.architectures import forward_of
+from kvarn.models.weights import needed
+from kvarn.progress import Progress, quiet
 
 
-class Reference(Backend):
-    name = "reference"
-    default_layout = "token-major"
-
-    def allocate(self, nbytes: int) -> Any:
-        raw = np.zeros(nbytes + ALIGNMENT, np.uint8)  # pages are backed by memory when they are first written
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + nbytes]
-
-    def view(self, arena: Any, offset: int, dtype: np.dtype[Any], shape: Sequence[int], strides: Sequence[int]) -> Any:
-        return as_strided(arena[offset:].view(dtype), shape, [s * dtype.itemsize for s in strides])
-
+class ReferenceKernels:
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
         cells.write(k, v, store, table)
-
-    def copy(self, copies: Sequence[Copy], store: Store) -> None:
-        cells.copy(copies, store)
 
     def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
         attention.prefill(q, store, table, spec, scale, out)
 
     def decode(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
         attention.decode(q, store, table, spec, scale, out)
+
+
+class Reference:
+    name = "reference"
+    default_layout = "token-major"
+
+    def __init__(self, pool: Pool | None = None) -> None:
+        self._pool = pool or Pool(1)
+        self.kernels = ReferenceKernels()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return memory_bytes()
+
+    def memory(self, plan: Plan) -> HostMemory:
+        return HostMemory(plan, self.kernels, allocate)
+
+    layers = memory
+
+    def load(self, checkpoint: Checkpoint, max_tokens: int, progress: Progress) -> ReferenceProgram:
+        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress), self._pool)
+
+    def facts(self) -> dict[str, str]:
+        return {"name": self.name}
+
+
+def open_backend(threads: int | None) -> Reference:
+    return Reference(make_pool(threads))
+
+
+def allocate(nbytes: int) -> NDArray[np.uint8]:
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)  # pages are backed by memory when they are first written
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def load_weights(checkpoint: Checkpoint, progress: Progress = quiet) -> dict[str, Floats]:
+    names = needed(forward_of(checkpoint.config.architecture), checkpoint.config, checkpoint.has)
+    weights = {}
+    for done, name in enumerate(names):
+        progress("loading", done, len(names))
+        weights[name] = checkpoint.tensor(name)
+    progress("loading", len(names), len(names))
+    return weights

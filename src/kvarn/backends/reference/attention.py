@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arithmetic import dots, exp, weigh
-from kvarn.cache.codec import Floats
+from kvarn.arrays import Floats
+from kvarn.backends.host import Store, Table
+from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.spec import LayerSpec
-from kvarn.cache.view import Store, Table
 
 ROWS = 64  # queries at a time: bounds what scores take in memory
 
@@ -78,7 +79,7 @@ class _Staged:
     def _read(store: Store, cells: NDArray[Any], cell: tuple[Any, ...]) -> Floats:
         read = cells[cell]  # [keys, head, dim], or [keys, head] of scales
         store.counters.read += read.nbytes
-        wide = store.codec.widen(read) if read.ndim == 3 else read
+        wide = DEFINITIONS[store.codec.name].widen(read) if read.ndim == 3 else read
         return np.ascontiguousarray(wide.swapaxes(0, 1))
 
 
@@ -102,4 +103,4 @@ def _attend_rows(rows: Floats, first: int, keys: _Staged, spec: LayerSpec, scale
             p = p * keys.v_scale[:, None, used]
         total = weigh(p, seen, keys.v[:, used])
         result = np.divide(total, denominator, out=np.zeros_like(total), where=denominator != 0)
-    return result.reshape(heads, group, len(rows), -1).transpose(2, 0, 1, 3).reshape(rows.shape)
+    return result.reshape(heads, group, len(rows), -1).transpose(2, 0, 1, 3).reshape(*rows.shape[:2], -1)

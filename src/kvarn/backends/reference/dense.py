@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn.arrays import Doubles
 from kvarn.backends.reference.cells import repeat_heads
 from kvarn.cache.spec import LayerSpec
-
-Doubles = NDArray[np.float64]
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], spec: LayerSpec, scale: float, first: int = 0) -> Doubles:

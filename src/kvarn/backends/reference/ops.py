@@ -10,34 +10,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arithmetic import dots, exp
+from kvarn.arrays import Floats
+from kvarn.backends.host import HostMemory
 from kvarn.backends.ops import Activation
 from kvarn.backends.reference import rope as rotation
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
 from kvarn.isa import Pool
 from kvarn.models.config import Rope
 
 
 class ReferenceOps:
-    """One step: `tokens` at the positions that the cache prepared; logits for the rows in `rows`."""
+    """One step, already applied to the memory: `tokens` at its positions, logits for the rows in `rows`."""
 
     def __init__(
         self,
         weights: Mapping[str, Floats],
         norm_eps: float,
-        cache: KVCache,
+        memory: HostMemory,
         tokens: NDArray[np.int64],  # [T]
-        positions: NDArray[np.int32],  # [T]
-        rows: NDArray[np.intp],
+        rows: NDArray[np.int64],
         pool: Pool,
     ) -> None:
         self._weights = weights
         self._eps = np.float32(norm_eps)
-        self._cache = cache
+        self._memory = memory
         self._tokens = tokens
-        self._positions = positions
         self._rows = rows
         self._pool = pool
+        self.hidden = np.empty(0, np.float32)  # what the logits are made of
 
     def embed(self, weight: str, scale: float = 1.0) -> Floats:
         x = self._weights[weight][self._tokens]
@@ -45,7 +44,7 @@ class ReferenceOps:
 
     def rms_norm(self, x: Floats, weight: str, heads: int = 1) -> Floats:
         parts = np.ascontiguousarray(x.reshape(len(x), heads, 1, -1))
-        mean = dots(parts, parts, self._pool) / np.float32(parts.shape[-1])  # [T, heads, 1, 1]
+        mean = dots(parts, parts) / np.float32(parts.shape[-1])  # [T, heads, 1, 1]
         normed: Floats = parts / np.sqrt(mean + self._eps) * self._weights[weight]
         return normed.reshape(x.shape)
 
@@ -54,13 +53,14 @@ class ReferenceOps:
         return y if bias is None else y + self._weights[bias]
 
     def rope(self, x: Floats, heads: int, rope: Rope) -> Floats:
-        return rotation.apply(x.reshape(len(x), heads, -1), self._positions, rope).reshape(x.shape)
+        return rotation.apply(x.reshape(len(x), heads, -1), self._memory.positions, rope).reshape(x.shape)
 
     def attention(self, layer: int, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
-        spec = self._cache.spec(layer)
-        shape = (len(q), -1, spec.head_dim)
-        self._cache.write(layer, np.ascontiguousarray(k.reshape(shape)), np.ascontiguousarray(v.reshape(shape)))
-        return self._cache.attend(layer, np.ascontiguousarray(q.reshape(shape)), scale).reshape(q.shape)
+        spec, rows = self._memory.spec(layer), len(q)
+        keys, values = k.reshape(rows, -1, spec.k_dim), v.reshape(rows, -1, spec.v_dim)
+        self._memory.write(layer, np.ascontiguousarray(keys), np.ascontiguousarray(values))
+        queries = np.ascontiguousarray(q.reshape(rows, -1, spec.k_dim))
+        return self._memory.attend(layer, queries, scale).reshape(rows, -1)
 
     def gated(self, gate: Floats, up: Floats, activation: Activation) -> Floats:
         return (silu(gate) if activation == "silu" else gelu(gate)) * up
@@ -69,7 +69,8 @@ class ReferenceOps:
         return x + y
 
     def logits(self, x: Floats, weight: str) -> Floats:
-        return dots(x[self._rows], self._weights[weight], self._pool)
+        self.hidden = x[self._rows]
+        return dots(self.hidden, self._weights[weight], self._pool)
 
     def has(self, weight: str) -> bool:
         return weight in self._weights

@@ -1,14 +1,16 @@
-"""A model ready to run on the reference backend: f32 weights in memory, and one call per step."""
+"""A model on the reference backend: f32 weights in memory, its forward function called anew for each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvarn.arrays import Floats
+from kvarn.backends.base import Span
+from kvarn.backends.host import HostLogits, HostMemory
 from kvarn.backends.reference.ops import ReferenceOps
-from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import Floats
+from kvarn.cache.step import Step
+from kvarn.errors import KvarnError
 from kvarn.isa import Pool
 from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
@@ -29,10 +31,27 @@ class ReferenceProgram:
     def workspace(self) -> int:
         return 0  # arrays are made anew in every step
 
-    def run(
-        self, cache: KVCache, tokens: NDArray[np.int64], positions: NDArray[np.int32], rows: NDArray[np.intp]
-    ) -> Floats:
-        """Logits [len(rows), vocabulary] of these rows of the step that `cache` has prepared."""
-        ops = ReferenceOps(self._weights, self.config.norm_eps, cache, tokens, positions, rows, self._pool)
+    def run(self, memory: HostMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> HostLogits:
+        return HostLogits(self._compute(memory, step, tokens, wanted)[0])
+
+    def hidden(self, memory: HostMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
+        return self._compute(memory, step, tokens, wanted)[1]
+
+    def _compute(
+        self, memory: HostMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]
+    ) -> tuple[Floats, Floats]:
+        """Logits and hidden states of the wanted rows."""
+        memory.apply(step)
+        ops = self._ops(memory, tokens, wanted)
         logits: Floats = self._forward(ops, self.config)
-        return logits
+        return logits, ops.hidden
+
+    def _ops(self, memory: HostMemory, tokens: Sequence[int], wanted: Sequence[int]) -> ReferenceOps:
+        ids, rows = np.array(tokens, np.int64), np.array(wanted, np.int64)
+        return ReferenceOps(self._weights, self.config.norm_eps, memory, ids, rows, self._pool)
+
+    def trace(self, on: bool) -> None:
+        raise KvarnError("a trace comes from the native program's timers: use the cpu backend")
+
+    def timings(self) -> list[Span]:
+        return []

@@ -1,4 +1,4 @@
-"""Rotary position embedding, pairs (i, i + dim/2), and its fusion with the write.
+"""Rotary position embedding, pairs (i, i + dim/2).
 
 Keys are rotated at their absolute position before they are stored, so a ring that wraps has nothing to rotate again.
 """
@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arithmetic import sin_cos
-from kvarn.backends.reference import cells
-from kvarn.cache.codec import Floats
-from kvarn.cache.view import Store, Table
+from kvarn.arrays import Floats
 from kvarn.models.config import Rope
 from kvarn.models.rope import frequencies, magnitude
 
@@ -24,8 +22,3 @@ def apply(x: Floats, positions: NDArray[Any], rope: Rope) -> Floats:
     half = rope.dim // 2
     a, b, rest = x[..., :half], x[..., half : rope.dim], x[..., rope.dim :]
     return np.concatenate((a * cos - b * sin, b * cos + a * sin, rest), axis=-1)
-
-
-def write_rotated(k: Floats, v: Floats, rope: Rope, store: Store, table: Table) -> None:
-    """The fused form: the table says where each token stands, so a caller cannot rotate at the wrong position."""
-    cells.write(apply(k, table.positions, rope), v, store, table)

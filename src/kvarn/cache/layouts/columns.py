@@ -12,7 +12,7 @@ class Columns(Panel):
     name = "columns"
 
     def k_strides(self, shape: BlockShape) -> Strides:
-        return self.v_strides(shape)._replace(slot=1, dim=PANEL)
+        return self.v_strides(shape)._replace(slot=1, unit=PANEL)
 
     def v_strides(self, shape: BlockShape) -> Strides:
         return super().k_strides(shape)

@@ -17,9 +17,8 @@ class HeadMajor:
         return block_size
 
     def k_strides(self, shape: BlockShape) -> Strides:
-        return Strides(block=shape.cells, panel=shape.cells, head=shape.block_size * shape.dim, slot=shape.dim, dim=1)
+        return Strides(
+            block=shape.total, panel=shape.total, head=shape.block_size * shape.units, slot=shape.units, unit=1
+        )
 
     v_strides = k_strides
-
-    def scale_strides(self, shape: BlockShape) -> Strides:
-        return Strides(block=shape.rows, panel=shape.rows, head=shape.block_size, slot=1, dim=0)

@@ -24,11 +24,8 @@ class Panel:
         return PANEL
 
     def k_strides(self, shape: BlockShape) -> Strides:
-        head = PANEL * shape.dim
-        return Strides(block=shape.cells, panel=shape.heads * head, head=head, slot=shape.dim, dim=1)
+        head = PANEL * shape.units
+        return Strides(block=shape.total, panel=shape.heads * head, head=head, slot=shape.units, unit=1)
 
     def v_strides(self, shape: BlockShape) -> Strides:
-        return self.k_strides(shape)._replace(slot=1, dim=PANEL)
-
-    def scale_strides(self, shape: BlockShape) -> Strides:
-        return Strides(block=shape.rows, panel=shape.heads * PANEL, head=PANEL, slot=1, dim=0)
+        return self.k_strides(shape)._replace(slot=1, unit=PANEL)

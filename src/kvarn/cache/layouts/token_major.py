@@ -17,9 +17,6 @@ class TokenMajor:
         return block_size
 
     def k_strides(self, shape: BlockShape) -> Strides:
-        return Strides(block=shape.cells, panel=shape.cells, head=shape.dim, slot=shape.heads * shape.dim, dim=1)
+        return Strides(block=shape.total, panel=shape.total, head=shape.units, slot=shape.heads * shape.units, unit=1)
 
     v_strides = k_strides
-
-    def scale_strides(self, shape: BlockShape) -> Strides:
-        return Strides(block=shape.rows, panel=shape.rows, head=1, slot=shape.heads, dim=0)

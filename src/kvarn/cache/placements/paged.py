@@ -10,9 +10,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from kvarn.cache.blocks import BlockPool
-from kvarn.cache.placement import Adoption, Copy, Geometry, Placement, Reason, Residency, Stop
+from kvarn.cache.placement import Adoption, Geometry, Placement, Reason, Residency, Stop
 from kvarn.cache.prefix import ChainHash, Node, PrefixTree, chain_hash
 from kvarn.cache.spec import ceil_div
+from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant, OutOfBlocks
 
 WORDS = 8  # tokens of an earlier text that are quoted where ours differs from it
@@ -230,7 +231,7 @@ class Paged(Placement[PagedResidency]):
     def _forked(self, source: PagedResidency) -> PagedResidency:
         child = PagedResidency(source.node, source.priority)
         child.tail = list(source.tail)
-        child.length = child.reserved = source.length
+        child.committed = child.length = child.reserved = source.length
         for block, first in zip(source.blocks, source.firsts, strict=True):
             if first < source.length:
                 self._share(block)
@@ -246,8 +247,8 @@ class Paged(Placement[PagedResidency]):
         r.node.growing[r] = None
         return r
 
-    def _released(self, r: PagedResidency) -> None:
-        tail = r.tail_block
+    def _released(self, r: PagedResidency, intact: bool) -> None:
+        tail = r.tail_block if intact else None
         mine = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
         self.tree.end(r, r.node, tail if mine else None)
         self._give_back(r.blocks, r.priority)
@@ -267,5 +268,5 @@ class Paged(Placement[PagedResidency]):
         if counted != self.pool.references:
             raise BrokenInvariant("Paged: references and the sequences' blocks differ")
         for seq, r in self.sequences.items():
-            if r.node.depth * self.block_size + len(r.tail) != r.length or r not in r.node.growing:
+            if r.node.depth * self.block_size + len(r.tail) != r.committed or r not in r.node.growing:
                 raise BrokenInvariant(f"Paged: sequence {seq} has lost count of its content")

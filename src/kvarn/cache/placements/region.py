@@ -7,8 +7,9 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from kvarn.cache.placement import Copy, Geometry, Placement, Residency
+from kvarn.cache.placement import Geometry, Placement, Residency
 from kvarn.cache.spec import ceil_div
+from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant
 
 
@@ -76,7 +77,7 @@ class Region(Placement[RegionResidency]):
         if source.base is None:
             return child
         child.base = self._free.pop()
-        child.length = child.reserved = source.length
+        child.committed = child.length = child.reserved = source.length
         for block, first in zip(source.blocks, source.firsts, strict=True):
             if first < source.length:
                 child.end = first // self.block_size
@@ -86,7 +87,7 @@ class Region(Placement[RegionResidency]):
         child.end = ceil_div(source.length, self.block_size)
         return child
 
-    def _released(self, r: RegionResidency) -> None:
+    def _released(self, r: RegionResidency, intact: bool) -> None:
         if r.base is not None:
             self._free.append(r.base)
 

@@ -1,0 +1,10 @@
+"""Names of array types."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Cells = NDArray[Any]  # of a codec's unit

@@ -1,0 +1,83 @@
+"""The host's memory as native kernels see it: a view of pointers that is made once per cache."""
+
+import numpy as np
+
+from kvarn import isa
+from kvarn.arrays import Floats
+from kvarn.backends.base import Counters
+from kvarn.backends.host import HostMemory, Store, Table
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Step
+
+CODECS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}  # as native/view.hpp numbers them
+
+
+class CpuMemory:
+    """`host` holds the arena and the tables; `view` points into them. Cells to write change with every step; all else
+    is persistent."""
+
+    def __init__(self, host: HostMemory) -> None:
+        self.host = host
+        self.view = isa.native.CacheView()
+        for table, group in zip(host.tables, host.plan.groups, strict=True):
+            _add_group(self.view, table, group.geometry.spec)
+        for store, group_index in zip(host.stores, host.group_of, strict=True):
+            _add_layer(self.view, store, group_index)
+
+    @property
+    def counters(self) -> Counters:
+        return self.host.counters
+
+    def apply(self, step: Step) -> None:
+        self.host.apply(step)
+        for group, table in enumerate(self.host.tables):
+            self.view.set_slots(group, table.cells)
+
+    def read_block(self, group: int, block: int) -> bytes:
+        return self.host.read_block(group, block)
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        self.host.write_block(group, block, data)
+
+
+class CpuKernels:
+    """The kernels one by one. A program calls them natively, all layers in one go."""
+
+    def __init__(self, pool: isa.Pool) -> None:
+        self._pool = pool
+
+    def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
+        spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2], v.shape[2])  # what is seen does not matter to a write
+        store.counters.written += _view(store, table, spec).write(0, k, v)
+
+    def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
+        store.counters.calls["prefill"] += 1
+        self._attend(q, store, table, spec, scale, out, prefill=True)
+
+    def decode(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
+        store.counters.calls["decode"] += 1
+        self._attend(q, store, table, spec, scale, out, prefill=False)
+
+    def _attend(
+        self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats, prefill: bool
+    ) -> None:
+        view = _view(store, table, spec)
+        store.counters.read += isa.native.attend(self._pool, view, 0, q, out, scale, prefill, not prefill)
+
+
+def _view(store: Store, table: Table, spec: LayerSpec) -> isa.CacheView:
+    view = isa.native.CacheView()
+    _add_group(view, table, spec)
+    _add_layer(view, store, 0)
+    view.set_slots(0, np.ascontiguousarray(table.cells))
+    return view
+
+
+def _add_group(view: isa.CacheView, table: Table, spec: LayerSpec) -> None:
+    window = -1 if spec.window is None else spec.window
+    tables = (table.blocks, table.first, table.n_blocks, table.kv_len, table.q_start)
+    view.add_group(*tables, spec.n_heads, spec.n_kv_heads, window, spec.pinned)
+
+
+def _add_layer(view: isa.CacheView, store: Store, group: int) -> None:
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, CODECS[store.codec.name], group)

@@ -1,0 +1,271 @@
+"""Memory of a cache on the host: one arena, NumPy views of it, and tables. The reference and the cpu backend share it.
+
+Store   one per layer: where the cells lie. Arrays are strided views of the arena; never copied, never reshaped.
+Table   one per group of layers: which blocks each sequence has and where this step's tokens go. Its rows are
+        persistent; a step rewrites only the entries that changed, so it costs the same at any context length.
+
+A kernel takes Store, Table, LayerSpec and the scale, and nothing else. The signatures are frozen: a feature that does
+not fit gets a kernel of its own, chosen by name, not a flag. Tables are read-only while kernels run.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from kvarn.arrays import Cells, Floats
+from kvarn.backends.base import Counters
+from kvarn.cache.codec import Codec
+from kvarn.cache.plan import Part, Plan
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Copy, GroupStep, Step
+from kvarn.errors import BadArray, BadStep, OutOfMemory, UnknownLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    k: Cells  # [block, panel, head, slot, unit], strided
+    v: Cells
+    k_scale: Floats | None  # [block, panel, head, slot], strided: one per row
+    v_scale: Floats | None
+    codec: Codec
+    counters: Counters
+
+    @property
+    def panel_size(self) -> int:
+        return int(self.k.shape[3])
+
+    @property
+    def block_size(self) -> int:
+        return int(self.k.shape[1] * self.k.shape[3])
+
+    @property
+    def n_heads(self) -> int:
+        """Stored heads: KV heads, or query heads where they are repeated."""
+        return int(self.k.shape[2])
+
+    @property
+    def arrays(self) -> list[Cells]:
+        return [array for array in (self.k, self.v, self.k_scale, self.v_scale) if array is not None]
+
+
+def over_pages(k: Cells, v: Cells, codec: Codec, counters: Counters, layer: int = 0) -> Store:
+    """A store over somebody else's pages, in place: [page, layer, slot, head, dim] or [page, slot, head, dim]."""
+    if codec.scales:
+        raise BadArray(f"pages carry no scales, which {codec.name} cells need: use f32, f16 or bf16 pages")
+    if k.ndim not in (4, 5):
+        raise BadArray(f"pages of rank {k.ndim}: give [page, layer, slot, head, dim] or [page, slot, head, dim]")
+    if k.shape[:-1] != v.shape[:-1] or k.dtype != np.dtype(codec.unit) or v.dtype != np.dtype(codec.unit):
+        raise BadArray(
+            f"pages of K {k.shape} {k.dtype} and V {v.shape} {v.dtype} must agree and hold {codec.name} cells"
+        )
+    if not 0 <= layer < (k.shape[1] if k.ndim == 5 else 1):
+        raise BadArray(f"layer {layer} is not in pages of shape {k.shape}")
+    pick = (slice(None), layer) if k.ndim == 5 else ()
+    return Store(k[pick].swapaxes(1, 2)[:, None], v[pick].swapaxes(1, 2)[:, None], None, None, codec, counters)
+
+
+class Table:
+    def __init__(self, max_seqs: int, max_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.blocks = np.zeros((max_seqs, max_blocks), np.int32)  # [S, N] physical id of each resident block
+        self.first = np.zeros((max_seqs, max_blocks), np.int32)  # [S, N] position of that block's slot 0, ascending
+        self.n_blocks = np.zeros(max_seqs, np.int32)  # [S]
+        self.kv_len = np.zeros(max_seqs, np.int32)  # [S] tokens written, this step's included
+        self.q_start = np.zeros(max_seqs + 1, np.int32)  # [S + 1] rows of q that belong to each sequence
+        self.cells = np.zeros(0, np.int64)  # [T] the cell each new token is written to; -1 is padding
+        self._n_blocks, self._kv_len = self.n_blocks.data, self.kv_len.data
+        self._step: tuple[list[int], list[int]] = [], []  # rows and new tokens that q_start is made of
+
+    def apply(self, rows: list[int], n_new: list[int], group: GroupStep) -> None:
+        """Rows ascend; their sequences are the step, all others sit it out."""
+        for row, start, blocks, firsts in group.edits:
+            self.blocks[row, start : start + len(blocks)] = blocks
+            self.first[row, start : start + len(blocks)] = firsts
+        for row, held, length in zip(rows, group.n_blocks, group.kv_len, strict=True):
+            self._n_blocks[row], self._kv_len[row] = held, length
+        if self._step != (rows, n_new):  # a step of decodes is mostly like the one before
+            counts = np.zeros(len(self.n_blocks), np.int32)
+            counts[rows] = n_new
+            np.cumsum(counts, out=self.q_start[1:])
+            self._step = rows, n_new
+        self.cells = np.array(group.cells, np.int64)
+
+
+class Kernels(Protocol):
+    """What computes over the host's memory: what conformance tests and `kvarn strategies` drive."""
+
+    def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
+        """Encode this step's keys and values, [T, n_kv_heads, dim], into the cells that the table names."""
+
+    def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
+        """Rows of the sequences with more than one new token; q is [T, n_heads, k_dim], out [T, n_heads, v_dim]."""
+
+    def decode(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
+        """Rows of the sequences with exactly one new token."""
+
+
+class HostMemory:
+    def __init__(self, plan: Plan, kernels: Kernels, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+        self.plan = plan
+        self.kernels = kernels
+        self.counters = Counters()
+        try:
+            self.arena = allocate(plan.nbytes)
+        except MemoryError:
+            raise OutOfMemory(
+                f"the cache needs {plan.nbytes:,} bytes and this machine does not give them: "
+                "lower the context, the number of sequences or the cache's bytes"
+            ) from None
+        self.tables = [Table(plan.max_seqs, g.blocks_per_sequence, g.geometry.block_size) for g in plan.groups]
+        self.group_of = [plan.group_of(layer) for layer in range(plan.n_layers)]
+        self.stores = [self._store(layer) for layer in range(plan.n_layers)]
+        self.positions = np.zeros(0, np.int32)  # [T] of this step's tokens
+
+    def apply(self, step: Step) -> None:
+        for group, changes in zip(self.plan.groups, step.groups, strict=True):
+            if changes.moves:
+                for layer in group.layers:
+                    copy(changes.moves, self.stores[layer])
+        for table, changes in zip(self.tables, step.groups, strict=True):
+            table.apply(step.rows, step.n_new, changes)
+        self.positions = np.array(step.positions, np.int32)
+
+    # -- one layer of the step under way ---------------------------------------------------------------------------
+
+    def spec(self, layer: int) -> LayerSpec:
+        """What the layer's queries may see: the model's spec under the user's window."""
+        if not 0 <= layer < len(self.stores):
+            raise UnknownLayer(f"layer {layer} of a model with layers 0 to {len(self.stores) - 1}")
+        return self.plan.groups[self.group_of[layer]].geometry.spec
+
+    def write(self, layer: int, k: Floats, v: Floats) -> None:
+        """This step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells; nothing else is touched."""
+        spec = self.spec(layer)
+        self._check("k", k, spec.n_kv_heads, spec.k_dim)
+        self._check("v", v, spec.n_kv_heads, spec.v_dim)
+        self.kernels.write(k, v, self.stores[layer], self.tables[self.group_of[layer]])
+
+    def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
+        """Attention of this step's queries, [T, n_heads, k_dim] f32, over the layer's cells where they lie."""
+        spec = self.spec(layer)
+        self._check("q", q, spec.n_heads, spec.k_dim)
+        scale = spec.k_dim**-0.5 if scale is None else scale
+        return attend(self.kernels, q, self.stores[layer], self.tables[self.group_of[layer]], spec, scale)
+
+    def _check(self, name: str, x: Any, heads: int, dim: int) -> None:
+        if not len(self.positions):
+            raise BadStep("no step was applied: prepare one and apply it first")
+        wanted = (len(self.positions), heads, dim)
+        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
+            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
+            raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
+
+    # -- blocks as bytes -------------------------------------------------------------------------------------------
+
+    def read_block(self, group: int, block: int) -> bytes:
+        return b"".join(part.tobytes() for part in self._canonical(group, block))
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        views = list(self._canonical(group, block))
+        if len(data) != sum(view.nbytes for view in views):
+            raise BadArray(f"a block of this cache has {sum(v.nbytes for v in views):,} bytes, not {len(data):,}")
+        at = 0
+        for view in views:
+            fresh = np.frombuffer(data, view.dtype, view.size, at).reshape(view.shape)
+            view[...] = fresh
+            at += view.nbytes
+        self._repeat_heads(group, block)
+
+    def _canonical(self, group: int, block: int) -> Iterator[Cells]:
+        """Views [panel, slot, KV head, unit] of every array of every layer of the group."""
+        spec = self.plan.groups[group].geometry.spec
+        for layer in self.plan.groups[group].layers:
+            store = self.stores[layer]
+            for array in store.arrays:
+                yield array[block, :, :: store.n_heads // spec.n_kv_heads].swapaxes(1, 2)
+
+    def _repeat_heads(self, group: int, block: int) -> None:
+        spec = self.plan.groups[group].geometry.spec
+        for layer in self.plan.groups[group].layers:
+            copies = self.stores[layer].n_heads // spec.n_kv_heads
+            for array in self.stores[layer].arrays:
+                for i in range(1, copies):
+                    array[block, :, i::copies] = array[block, :, ::copies]
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _store(self, layer: int) -> Store:
+        parts, at = self.plan.groups[self.group_of[layer]].parts, self.plan.offsets[layer]
+        scaled = parts.k_scale.shape.units > 0
+        return Store(
+            k=self._view(layer, parts.k, at.k),
+            v=self._view(layer, parts.v, at.v),
+            k_scale=self._view(layer, parts.k_scale, at.k_scale)[..., 0] if scaled else None,
+            v_scale=self._view(layer, parts.v_scale, at.v_scale)[..., 0] if scaled else None,
+            codec=self.plan.codec,
+            counters=self.counters,
+        )
+
+    def _view(self, layer: int, part: Part, offset: int) -> Cells:
+        """The layer's part of the arena, in place."""
+        shape, dtype = part.shape, np.dtype(part.unit)
+        n_blocks = self.plan.groups[self.group_of[layer]].geometry.n_blocks
+        axes = (n_blocks, shape.n_panels, shape.heads, shape.panel_size, shape.units)
+        region = self.arena[offset : offset + n_blocks * part.block_bytes].view(dtype)
+        return as_strided(region, axes, [stride * dtype.itemsize for stride in part.strides])
+
+
+def attend(kernels: Kernels, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float) -> Floats:
+    """Each kernel is called when it has rows, and not otherwise. Padding rows stay zero."""
+    out = np.zeros((*q.shape[:2], spec.v_dim), np.float32)
+    new: NDArray[np.int32] = np.diff(table.q_start)
+    seconds, start = store.counters.seconds, time.perf_counter()
+    if (new > 1).any():
+        kernels.prefill(q, store, table, spec, scale, out)
+        now = time.perf_counter()
+        seconds["prefill"] += now - start
+        start = now
+    if (new == 1).any():
+        kernels.decode(q, store, table, spec, scale, out)
+        seconds["decode"] += time.perf_counter() - start
+    return out
+
+
+def copy(moves: Sequence[Copy], store: Store) -> None:
+    for src, dst, slots in moves:
+        for cells in store.arrays:
+            for part in _first(slots, store.panel_size):
+                cells[dst][part] = cells[src][part]
+                store.counters.copied += cells[dst][part].nbytes
+
+
+def _first(slots: int, panel_size: int) -> Iterator[tuple[slice | int, ...]]:
+    """Index of a block's first slots: whole panels, then a part of one."""
+    panels, rest = divmod(slots, panel_size)
+    if panels:
+        yield (slice(panels),)
+    if rest:
+        yield (panels, slice(None), slice(rest))
+
+
+class HostLogits:
+    def __init__(self, rows: Floats) -> None:
+        self._rows = rows
+
+    def rows(self) -> Floats:
+        return self._rows
+
+
+def memory_bytes() -> int | None:
+    """What this machine has. Pages come when they are first written, so that a system promises more than that."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # a system that does not say
+        return None

@@ -1,0 +1,36 @@
+"""The threads that the host's backends compute with."""
+
+import os
+from collections.abc import Sequence
+
+from kvarn.errors import KvarnError
+from kvarn.isa import Pool
+
+MOST_THREADS = 1024
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(physical_cores(os.sched_getaffinity(0))))
+    return os.cpu_count() or 1
+
+
+def physical_cores(cpus: Sequence[int] | set[int]) -> set[str]:
+    cores = set()
+    for cpu in cpus:
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            with open(path) as file:
+                cores.add(file.read().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return cores
+
+
+def make_pool(threads: int | None) -> Pool:
+    if threads is not None and threads < 1:
+        raise KvarnError(f"{threads} threads; it must be at least 1")
+    if threads is not None and threads > MOST_THREADS:
+        raise KvarnError(f"{threads} threads; {MOST_THREADS} is the most")
+    return Pool(threads or default_threads())

@@ -1,0 +1,97 @@
+"""What the bytes of each codec mean.
+
+`define` is the codec written in NumPy, obviously right, and the oracle for `encode`, the native routine that every
+write of the host backends uses: a cell's bits are part of the contract, so one place makes them. `widen` is exact. A
+codec with scales keeps one f32 per row: a cell's value is widen(cell) * scale.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kvarn import isa
+from kvarn.arrays import Cells, Floats
+
+
+class Encoded(NamedTuple):
+    cells: Cells  # [rows, dim]
+    scales: Floats | None  # [rows]
+
+
+class Definition(Protocol):
+    def define(self, x: Floats) -> Encoded: ...
+
+    def encode(self, x: Floats) -> Encoded: ...
+
+    def widen(self, cells: Cells) -> Floats: ...
+
+
+class F32:
+    """The value itself."""
+
+    def define(self, x: Floats) -> Encoded:
+        return Encoded(x, None)
+
+    encode = define
+
+    def widen(self, cells: Cells) -> Floats:
+        return cells
+
+
+class F16:
+    """Rounded half to even; 65,520 and above is infinity."""
+
+    def define(self, x: Floats) -> Encoded:
+        with np.errstate(over="ignore"):
+            return Encoded(x.astype(np.float16), None)
+
+    def encode(self, x: Floats) -> Encoded:
+        cells = np.empty(x.shape, np.uint16)
+        isa.native.encode_f16(x, cells)
+        return Encoded(cells.view(np.float16), None)
+
+    def widen(self, cells: Cells) -> Floats:
+        return cells.astype(np.float32)
+
+
+class BF16:
+    """The upper half of an f32, rounded half to even. NumPy has no such type, so a cell is a uint16."""
+
+    def define(self, x: Floats) -> Encoded:
+        bits = x.view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        quiet = (bits >> 16) | 0x40
+        return Encoded(np.where(np.isnan(x), quiet, rounded).astype(np.uint16), None)
+
+    def encode(self, x: Floats) -> Encoded:
+        cells = np.empty(x.shape, np.uint16)
+        isa.native.encode_bf16(x, cells)
+        return Encoded(cells, None)
+
+    def widen(self, cells: Cells) -> Floats:
+        return (cells.astype(np.uint32) << 16).view(np.float32)
+
+
+class Int8:
+    """scale = amax / 127 as f32 per row, cells rounded half to even, a zero vector has scale 0.
+
+    A vector with an infinity or a NaN in it gets scale NaN, so that it decodes to NaN rather than to something
+    plausible."""
+
+    def define(self, x: Floats) -> Encoded:
+        amax = np.abs(x).max(-1)
+        scales = np.where(np.isfinite(amax), amax / np.float32(127), np.float32(np.nan)).astype(np.float32)
+        usable = (scales > 0)[:, None]
+        ratio = np.divide(x, scales[:, None], out=np.zeros_like(x), where=usable)
+        return Encoded(np.rint(np.clip(ratio, -127, 127)).astype(np.int8), scales)
+
+    def encode(self, x: Floats) -> Encoded:
+        cells, scales = np.empty(x.shape, np.int8), np.empty(x.shape[0], np.float32)
+        isa.native.encode_int8(x, cells, scales)
+        return Encoded(cells, scales)
+
+    def widen(self, cells: Cells) -> Floats:
+        return cells.astype(np.float32)
+
+
+DEFINITIONS: dict[str, Definition] = {"f32": F32(), "f16": F16(), "bf16": BF16(), "int8": Int8()}
