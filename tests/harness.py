@@ -24,6 +24,7 @@ from kvarn.backends.reference import Reference, dense, rope
 from kvarn.backends.reference.cells import write
 from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.cache import KVCache
+from kvarn.cache.placement import Placement
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
@@ -112,6 +113,12 @@ class Driven:
                 known = min(r.changed, len(r.blocks))
                 assert table.blocks[entry.row, :known].tolist() == r.blocks[:known], "a stale row"
                 assert table.first[entry.row, :known].tolist() == r.firsts[:known], "a stale row"
+
+
+def named(placement: Placement, seq: int, tokens: Sequence[int]) -> None:
+    """A step's tokens were written, and are known."""
+    placement.advance(seq, len(tokens))
+    placement.commit(seq, tokens)
 
 
 def score(program: Program, cache: Driven, tokens: Sequence[int], first: int, chunk: int) -> np.ndarray:

@@ -12,7 +12,6 @@ from harness import pool
 
 from kvarn.backends.reference.ops import ReferenceOps
 from kvarn.backends.reference.program import ReferenceProgram
-from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
 
 
@@ -65,6 +64,6 @@ class RoundingProgram(ReferenceProgram):
         super().__init__(config, weights, pool())
         self._types = types
 
-    def run(self, cache, tokens, positions, rows):
-        ops = RoundingOps(self._types, self._weights, self.config.norm_eps, cache, tokens, positions, rows, self._pool)
-        return forward_of(self.config.architecture)(ops, self.config)
+    def _ops(self, memory, tokens, wanted):
+        ids, rows = np.array(tokens, np.int64), np.array(wanted, np.int64)
+        return RoundingOps(self._types, self._weights, self.config.norm_eps, memory, ids, rows, self._pool)

@@ -156,9 +156,9 @@ def test_item_21_batches(ready: Ready, batch: int) -> None:
             stop = min(n, start + sizes[(seq + turn) % len(sizes)])
             parts[seq] = ready.texts[seq % 2][start:stop]
             assert cache.reserve(seq, stop)
-        step = cache.prepare(list(parts))
-        tokens = np.array([token for seq in step.seqs for token in parts[seq]], np.int64)
-        found = program.run(cache, tokens, step.positions, np.arange(len(tokens)))
+        step = cache.book.prepare(list(parts))
+        tokens = [token for seq in step.seqs for token in parts[seq]]
+        found = program.run(cache.memory, step, tokens, range(len(tokens))).rows()
         at = 0
         for seq in step.seqs:
             start, n = cache.length(seq), len(parts[seq])
@@ -251,6 +251,6 @@ def test_item_36_perplexity_is_that_of_llama_cpp(codec: str, theirs: float) -> N
     """WikiText-2, the first 40 windows of 512, second halves scored, at the same type of cache."""
     program = load_program(open_checkpoint(model("smollm2")), pool())
     cache = cache_for(program, context=512, max_chunk=512, codec=codec, strategy="contiguous")
-    result = perplexity(program, cache, wikitext(), 512, 40, None, 512)
+    result = perplexity(program, cache.memory, cache.book, wikitext(), 512, 40, None, 512)
     assert result.tokens == 40 * 255
     assert math.isclose(result.ppl, theirs, abs_tol=0.05), result.ppl

@@ -21,10 +21,10 @@ class Failing:
         self._program = program_of()
         self.config = self._program.config
 
-    def run(self, cache, tokens, positions, rows):
+    def run(self, memory, step, tokens, wanted):
         if POISON in tokens:
             raise RuntimeError("a kernel failed")
-        return self._program.run(cache, tokens, positions, rows)
+        return self._program.run(memory, step, tokens, wanted)
 
 
 def drive(engine) -> None:
@@ -112,7 +112,7 @@ def test_beside_decodes_prompts_move_in_small_chunks() -> None:
     engine = engine_of(max_batch_tokens=64, max_seqs=4, chunk_while_decoding=16)
     seen = []
     run = engine.program.run
-    engine.program.run = lambda cache, tokens, *rest: seen.append(len(tokens)) or run(cache, tokens, *rest)
+    engine.program.run = lambda memory, step, *rest: seen.append(len(step.positions)) or run(memory, step, *rest)
     first = engine.add(CLEAN[1], SamplingParams(max_tokens=30))
     engine.step()
     long = engine.add(CLEAN[5], SHORT)

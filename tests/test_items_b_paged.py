@@ -17,6 +17,7 @@ from harness import (
     fill_with_nan,
     history,
     inputs,
+    named,
 )
 
 from kvarn.backends.base import Counters
@@ -41,7 +42,7 @@ def grow(placement: Paged, seq: int, tokens, salt: bytes = b"") -> int:
     placement.open(seq, salt)
     reused = placement.adopt(seq, tokens).reused
     assert placement.reserve(seq, len(tokens))
-    placement.commit(seq, tokens[reused:])
+    named(placement, seq, tokens[reused:])
     placement.check()
     return reused
 

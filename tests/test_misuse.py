@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from harness import Driven, backend, chunks, drive, fill_with_nan, inputs
+from harness import Driven, backend, chunks, drive, fill_with_nan, inputs, named
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.placement import Geometry, Reason, Stop
@@ -241,7 +241,7 @@ def test_explanations_repeat() -> None:
         for seq in range(6):
             p.open(seq)
             p.reserve(seq, 5)
-            p.commit(seq, [1, 2, 3, 100 + seq, 7])
+            named(p, seq, [1, 2, 3, 100 + seq, 7])
         p.open(9)
         answers.add(p.match(9, [1, 2, 3, 9, 9, 9], 5).stop)
     assert len(answers) == 1
@@ -261,7 +261,7 @@ def test_a_match_over_evicted_blocks_looks_at_each_block_once() -> None:
         text = list(range(n * 16))
         p.open(0)
         p.reserve(0, n * 16)
-        p.commit(0, text)
+        named(p, 0, text)
         p.free(0)
         p.open(1)
         p.reserve(1, n * 8)  # evicts half, tail first

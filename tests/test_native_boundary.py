@@ -1,6 +1,6 @@
 """What kernels are given is checked once, at the boundary: a ValueError that says what is wrong, never a crash."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +10,7 @@ import tiny_models
 from harness import Driven, pool
 
 from kvarn import isa
-from kvarn.backends.cpu import Cpu, view_of
+from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.lower import Weights, lower
 from kvarn.backends.cpu.ops import RecordingOps
 from kvarn.backends.cpu.program import load_program
@@ -225,12 +225,9 @@ def prepared(specs) -> Driven:
 
 
 def run(program, cache: Driven, **spoiled) -> None:
-    view = view_of(cache)
-    for group, table in enumerate(cache.tables):
-        view.set_slots(group, table.cells)
     right = dict(tokens=np.arange(3), positions=i32(0, 1, 2), rows=np.array([2]), logits=cells(1, tiny_models.VOCAB))
     given = Step(**(right | spoiled))
-    program._program.run(view, given.tokens, given.positions, given.rows, given.logits)
+    program._program.run(cache.memory.view, given.tokens, given.positions, given.rows, given.logits)
 
 
 @pytest.mark.parametrize(("spoiled", "message"), STEPS.values(), ids=STEPS)
@@ -249,9 +246,9 @@ def test_a_cache_of_another_model(program) -> None:
     for changed, message in (
         (dict(n_heads=2 * spec.n_heads), "4 query heads, the cache has 8"),
         (dict(n_kv_heads=1), "2 KV heads, the cache has 1"),
-        (dict(head_dim=16), "heads of 8, the cache has 16"),
+        (dict(k_dim=16, v_dim=16), "heads of 8, the cache has 16"),
     ):
-        other = type(spec)(**(dict(n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim) | changed))
+        other = replace(spec, **changed)
         with pytest.raises(ValueError, match=message):
             run(program, prepared([other] * len(specs)))
 

@@ -1,7 +1,7 @@
 """Prefix sharing: what `adopt` reuses, and the reason it gives for stopping. Blocks of 16."""
 
 import pytest
-from harness import Driven
+from harness import Driven, named
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.placement import Adoption, Copy, Geometry, Reason, Stop
@@ -23,7 +23,7 @@ def prompt(p: Paged, seq: int, tokens: list[int], salt: bytes = b"") -> Adoption
     p.open(seq, salt)
     adoption = p.adopt(seq, tokens)
     assert p.reserve(seq, len(tokens))
-    p.commit(seq, tokens[adoption.reused :])
+    named(p, seq, tokens[adoption.reused :])
     p.check()
     return adoption
 
@@ -151,7 +151,7 @@ def test_priority_is_soft() -> None:
         tokens = [n] * 17
         p.adopt(seq, tokens)
         assert p.reserve(seq, 17)
-        p.commit(seq, tokens[p.sequences[seq].length :])
+        named(p, seq, tokens[p.sequences[seq].length :])
         p.free(seq)
         p.check()
 
@@ -259,7 +259,7 @@ def test_equal_blocks_computed_at_the_same_time_become_one() -> None:
         assert p.reserve(seq, 40)
     assert p.n_used == 6
     for seq in (0, 1):
-        p.commit(seq, TEXT[:40])
+        named(p, seq, TEXT[:40])
     p.check()
     assert p.n_used == 4
     assert p.blocks(0)[:2] == p.blocks(1)[:2]
@@ -316,7 +316,7 @@ def test_rewind_into_a_known_block_and_on_with_other_tokens() -> None:
     assert p.rewind(0, 20) == 20
     assert p.reserve(0, 22)
     assert [copy.slots for copy in p.copies()] == [4]
-    p.commit(0, [1, 2])
+    named(p, 0, [1, 2])
     p.check()
     assert prompt(p, 1, [*TEXT[:20], 1, 2, 3]) == (22, Stop(Reason.END, 22))
     assert prompt(p, 2, TEXT[:40]).reused == 32, "what was rewound is still known"

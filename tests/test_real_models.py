@@ -23,6 +23,7 @@ from kvarn.backends.reference import Reference, load_weights
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
+from kvarn.config import EngineConfig
 from kvarn.engine import Engine
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.progress import quiet
@@ -129,7 +130,8 @@ def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
     once per step."""
     tokens = tokenizer(model(reading.name)).encode("The quick brown fox", bos=bos)
     assert len(tokens) == (5 if reading.name == "tinyllama" else 4) + bos
-    engine = Engine(reading.ready, cache_for(reading.ready, context=64), 64)
+    cache = cache_for(reading.ready, context=64)
+    engine = Engine(reading.ready, cache.memory, cache.book, EngineConfig(64))
     request = engine.add(tokens, SamplingParams(max_tokens=5, ignore_eos=True))
     while engine.busy:
         engine.step()
@@ -193,7 +195,8 @@ def test_item_36_perplexity_is_that_of_llama_cpp() -> None:
     """WikiText-2, the first 8 windows of 512 tokens, llama.cpp on the widened file. The first 40 take minutes: 23.5115
     from the logits of both; 23.5081 from the probabilities that llama.cpp reports, summed in f32 (docs/journal.md)."""
     ready = program("smollm2")
-    result = perplexity(ready, cache_for(ready, context=512), wikitext(), 512, 8, None, 512)
+    cache = cache_for(ready, context=512)
+    result = perplexity(ready, cache.memory, cache.book, wikitext(), 512, 8, None, 512)
     assert math.isclose(result.ppl, 24.4938, abs_tol=0.01)
 
 
@@ -203,6 +206,7 @@ def test_item_36_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
     checkpoint = open_checkpoint(model("smollm2"))
     types = {info.name: info.type for info in checkpoint.infos}
     rounding = RoundingProgram(checkpoint.config, load_weights(checkpoint, quiet), types)
-    result = perplexity(rounding, cache_for(rounding, context=512), wikitext(), 512, 8, None, 512)
+    cache = cache_for(rounding, context=512)
+    result = perplexity(rounding, cache.memory, cache.book, wikitext(), 512, 8, None, 512)
     assert (result.chunks, result.tokens) == (8, 8 * 255)
     assert math.isclose(result.ppl, 24.6180, abs_tol=0.05)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import Driven, chunks, drive, fill_with_nan, inputs, oracle
+from harness import Driven, chunks, drive, fill_with_nan, inputs, named, oracle
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.placement import Geometry
@@ -24,7 +24,7 @@ def advance(placement, length: int) -> None:
     while (start := placement.residency(0).length) < length:
         n = min(CHUNK, length - start)
         assert placement.reserve(0, start + n)
-        placement.commit(0, range(start, start + n))
+        named(placement, 0, range(start, start + n))
         placement.check()
 
 
