@@ -25,9 +25,9 @@ from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
+from kvarn.graph.ops import Llama3Scaling, Rope, YarnScaling
 from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
-from kvarn.models.config import Llama3Scaling, Rope, YarnScaling
 from kvarn.models.rope import frequencies, magnitude
 from kvarn.progress import quiet
 from kvarn.request import SamplingParams

@@ -7,8 +7,9 @@ from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.engine import Engine
+from kvarn.graph.ops import Rope
 from kvarn.models.architectures import ARCHITECTURES, forward_of
-from kvarn.models.config import ModelConfig, Rope
+from kvarn.models.config import ModelConfig
 from kvarn.models.weights import needed
 
 LAYERS, HEADS, KV, DIM, HIDDEN, FF, VOCAB = 3, 4, 2, 16, 48, 80, 101

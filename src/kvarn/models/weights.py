@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from kvarn.backends.ops import Activation
-from kvarn.models.config import ModelConfig, Rope
+from kvarn.graph.ops import Activation, Rope
+from kvarn.models.config import ModelConfig
 
 
 class _Notes:

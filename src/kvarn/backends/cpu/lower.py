@@ -17,7 +17,8 @@ from kvarn import isa
 from kvarn.backends.cpu.ops import Node
 from kvarn.cache.codec import Floats
 from kvarn.errors import KvarnError
-from kvarn.models.config import ModelConfig, Rope
+from kvarn.graph.ops import Rope
+from kvarn.models.config import ModelConfig
 from kvarn.models.rope import frequencies, magnitude
 
 GATES = {"silu": 0, "gelu": 1}

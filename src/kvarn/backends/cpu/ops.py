@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.backends.ops import Activation
-from kvarn.models.config import Rope
+from kvarn.graph.ops import Activation, Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arithmetic import dots, exp
-from kvarn.backends.ops import Activation
 from kvarn.backends.reference import rope as rotation
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
+from kvarn.graph.ops import Activation, Rope
 from kvarn.isa import Pool
-from kvarn.models.config import Rope
 
 
 class ReferenceOps:

@@ -12,7 +12,7 @@ from kvarn.arithmetic import sin_cos
 from kvarn.backends.reference import cells
 from kvarn.cache.codec import Floats
 from kvarn.cache.view import Store, Table
-from kvarn.models.config import Rope
+from kvarn.graph.ops import Rope
 from kvarn.models.rope import frequencies, magnitude
 
 
