@@ -22,7 +22,6 @@ from test_real_models import NOISY_LEAD, agreement, golden, sure_tokens, wikitex
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.ops import RecordingOps
 from kvarn.backends.cpu.program import CpuProgram, load_program
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
@@ -31,7 +30,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.llm import load_weights
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
-from kvarn.models.architectures import forward_of
+from kvarn.models.architectures import graph_of
 from kvarn.progress import quiet
 from kvarn.scoring import perplexity, score
 
@@ -49,9 +48,8 @@ class Ready(NamedTuple):
 
     def on(self, threads: int) -> CpuProgram:
         """The same weights on the instruction set in use and another pool."""
-        ops = RecordingOps(self.checkpoint.has)
-        forward_of(self.checkpoint.config.architecture)(ops, self.checkpoint.config)
-        return CpuProgram(self.checkpoint.config, self.program.weights, ops.nodes, pool(threads))
+        config = self.checkpoint.config
+        return CpuProgram(config, self.program.weights, graph_of(config, self.checkpoint.shapes), pool(threads))
 
 
 def cache_for(program: CpuProgram | ReferenceProgram, backend=None, **more) -> KVCache:

@@ -24,9 +24,8 @@ from kvarn.engine import Engine, Event, Program
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.pull import resolve
-from kvarn.models.architectures import forward_of
+from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
-from kvarn.models.weights import needed
 from kvarn.progress import Progress, quiet
 from kvarn.request import Request, Sample, SamplingParams
 from kvarn.text.chat import ChatTemplate
@@ -278,7 +277,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def load_weights(checkpoint: Checkpoint, progress: Progress) -> dict[str, Floats]:
-    names = needed(forward_of(checkpoint.config.architecture), checkpoint.config, checkpoint.has)
+    names = graph_of(checkpoint.config, checkpoint.shapes).weights
     weights = {}
     for done, name in enumerate(names):
         progress("loading", done, len(names))

@@ -1,7 +1,6 @@
 """A model on the CPU backend: its calls recorded once, its weights packed once, a step as one native call."""
 
 from sys import getrefcount
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -9,14 +8,15 @@ from numpy.typing import NDArray
 
 from kvarn import isa
 from kvarn.backends.cpu import view_of
-from kvarn.backends.cpu.lower import Weights, lower
-from kvarn.backends.cpu.ops import RecordingOps
+from kvarn.backends.cpu.emit import Weights, emit
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import Floats
 from kvarn.cache.spec import align
+from kvarn.graph.fuse import fuse
+from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.quants import grid_of
-from kvarn.models.architectures import forward_of
+from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress, quiet
 
@@ -24,13 +24,13 @@ LANES = 16  # output rows that are computed side by side: logits come in whole g
 
 
 class CpuProgram:
-    def __init__(self, config: ModelConfig, weights: Weights, nodes: list[Any], pool: isa.Pool) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, graph: Graph, pool: isa.Pool) -> None:
         self.config = config
         self.weights = weights
         self._threads = pool.size
         self._program = isa.native.Program(pool)
         self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
-        lower(nodes, config, weights, self._program)
+        emit(fuse(graph), config.norm_eps, weights, self._program)
         self._memory = np.empty(0, np.float32)  # of the last step's logits
 
     @property
@@ -86,21 +86,18 @@ class CpuProgram:
 
 def load_program(checkpoint: Checkpoint, pool: isa.Pool, progress: Progress = quiet) -> CpuProgram:
     """Record the model, pack its weights."""
-    config = checkpoint.config
-    ops = RecordingOps(checkpoint.has)
-    forward_of(config.architecture)(ops, config)
-    names = dict.fromkeys(name for node in ops.nodes for name in node.weights)
+    graph = graph_of(checkpoint.config, checkpoint.shapes)
+    names = graph.weights
     matrices: dict[str, isa.Weight] = {}
     vectors: dict[str, Floats] = {}
-    shapes = {info.name: info.shape for info in checkpoint.infos}
     for done, name in enumerate(names):
         progress("loading", done, len(names))
-        if len(shapes[name]) == 1:
+        if len(checkpoint.shapes[name]) == 1:
             vectors[name] = np.ascontiguousarray(checkpoint.tensor(name))
         else:
             matrices[name] = pack(checkpoint, name, pool)
     progress("loading", len(names), len(names))
-    return CpuProgram(config, Weights(matrices, vectors), ops.nodes, pool)
+    return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
 def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool, most_rows: int | None = None) -> isa.Weight:
