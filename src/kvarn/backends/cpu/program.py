@@ -32,6 +32,7 @@ class CpuProgram:
         self._views: WeakKeyDictionary[KVCache, isa.CacheView] = WeakKeyDictionary()
         emit(fuse(graph), config.norm_eps, weights, self._program)
         self._memory = np.empty(0, np.float32)  # of the last step's logits
+        self._hidden = graph.nodes[-1].inputs[0].width  # what logits are made of
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +72,12 @@ class CpuProgram:
             self._memory = np.empty(rows * width + LANES, np.float32)
         start = -self._memory.ctypes.data % 64 // 4  # whole cache lines
         return self._memory[start : start + rows * width].reshape(rows, width)
+
+    def hidden_of(self, n_rows: int) -> Floats:
+        """Hidden states [n_rows, hidden] of the last step: the final norm of the rows that it asked for."""
+        hidden = np.empty((n_rows, self._hidden), np.float32)
+        self._program.hidden(hidden)
+        return hidden
 
     def reserve(self, tokens: int) -> None:
         """Workspaces for steps of so many tokens; a larger step grows them."""
