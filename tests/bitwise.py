@@ -17,19 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import tiny_gguf
-from harness import Driven, score
+from harness import Driven, load_program, load_weights, score
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.program import load_program
 from kvarn.backends.pool import make_pool
-from kvarn.backends.reference import Reference, load_weights
+from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
+from kvarn.graph.ops import Llama3Scaling, Rope, YarnScaling
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
-from kvarn.models.config import Llama3Scaling, Rope, YarnScaling
 from kvarn.models.rope import frequencies, magnitude
-from kvarn.progress import quiet
 from kvarn.request import SamplingParams
 from kvarn.sampling import History, log_softmax, make_sampler
 
@@ -70,7 +68,7 @@ def models(folder: Path) -> dict[str, str]:
     for variant in tiny_gguf.VARIANTS:
         path = tiny_gguf.write(folder / f"{variant}.gguf", variant, draw=Draw(len(variant)))
         checkpoint = open_checkpoint(path)
-        slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool)
+        slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint), pool)
         runs = [logits(slow, Reference(), variant, "bf16", chunk) for chunk in CHUNKS.get(variant, (60, 16))]
         found[f"reference {variant}"] = digest(same(runs))
         for order in isa.ORDERS:

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from kvarn import isa, scoring
+from kvarn.backends import reference
 from kvarn.backends.base import Counters, Memory, Program
-from kvarn.backends.cpu import Cpu
+from kvarn.backends.cpu import Cpu, program
 from kvarn.backends.cpu.memory import CpuMemory
+from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.host import HostMemory, Store
 from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import Reference, dense, rope
@@ -29,7 +31,9 @@ from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.models.config import Rope
+from kvarn.graph.ops import Rope
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.models.architectures import graph_of
 
 
 class LacksInstructions(pytest.skip.Exception):
@@ -119,6 +123,14 @@ def named(placement: Placement, seq: int, tokens: Sequence[int]) -> None:
     """A step's tokens were written, and are known."""
     placement.advance(seq, len(tokens))
     placement.commit(seq, tokens)
+
+
+def load_program(checkpoint: Checkpoint, threads: isa.Pool) -> CpuProgram:
+    return program.load_program(checkpoint, graph_of(checkpoint.config, checkpoint.shapes), threads)
+
+
+def load_weights(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    return reference.load_weights(checkpoint, graph_of(checkpoint.config, checkpoint.shapes))
 
 
 def score(program: Program, cache: Driven, tokens: Sequence[int], first: int, chunk: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 from harness import bits
 
 from kvarn import arithmetic
-from kvarn.models.config import Rope
+from kvarn.graph.ops import Rope
 from kvarn.models.rope import frequencies
 
 RNG = np.random.default_rng(11)

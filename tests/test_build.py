@@ -69,6 +69,21 @@ def test_dependencies_point_one_way() -> None:
             assert not name.startswith("kvarn.backends") or name == "kvarn.backends.base", path
 
 
+def test_the_graph_stands_on_nothing() -> None:
+    """Recording and fusion are every backend's: they know no model, no device, no array and no kernel."""
+    for path in (SOURCE / "graph").glob("*.py"):
+        for name in imports(path):
+            own = name == "kvarn.errors" or name.startswith("kvarn.graph.")
+            assert own or name.split(".")[0] in sys.stdlib_module_names, (path, name)
+
+
+def test_a_model_knows_the_operations_and_no_backend() -> None:
+    for path in (SOURCE / "models").glob("*.py"):
+        for name in imports(path):
+            known = ("kvarn.graph.", "kvarn.models", "kvarn.cache.spec", "kvarn.errors")
+            assert name.startswith(known) or not name.startswith("kvarn"), (path, name)
+
+
 def test_the_engine_knows_no_text_no_http_and_no_prometheus() -> None:
     above = ("kvarn.server", "kvarn.cli", "kvarn.text", "kvarn.llm", "kvarn.metrics", "kvarn.load")
     web = {"starlette", "uvicorn", "h11", "asyncio", "http", "prometheus_client"}

@@ -24,11 +24,11 @@ from tiny_models import (
 )
 
 from kvarn.errors import BadModel
+from kvarn.graph.ops import FactorScaling, Rope
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.encodings import ENCODINGS
 from kvarn.loading.quants import dequantize
 from kvarn.loading.safetensors import SafetensorsFolder
-from kvarn.models.config import FactorScaling, Rope
 
 
 def same(checkpoint, expected: dict[str, np.ndarray]) -> None:

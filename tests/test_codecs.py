@@ -65,7 +65,11 @@ def test_native_encoders_equal_their_definition(name: str, instruction_set: str)
 @pytest.mark.parametrize("name", CODECS)
 def test_widening_is_exact(name: str) -> None:
     codec = DEFINITIONS[name]
-    every = np.arange(1 << 16, dtype=np.uint16).view(np.dtype(CODECS[name].unit)) if np.dtype(CODECS[name].unit).itemsize == 2 else None
+    every = (
+        np.arange(1 << 16, dtype=np.uint16).view(np.dtype(CODECS[name].unit))
+        if np.dtype(CODECS[name].unit).itemsize == 2
+        else None
+    )
     if every is not None:
         wide = codec.widen(every.reshape(-1, DIM))
         again = codec.define(wide).cells.ravel()

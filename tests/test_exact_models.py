@@ -16,21 +16,19 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tiny_models
-from harness import Driven, bits, pool, score, using
+from harness import Driven, bits, load_program, load_weights, pool, score, using
 from models import model
 from test_real_models import NOISY_LEAD, agreement, golden, sure_tokens, wikitext
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.ops import RecordingOps
-from kvarn.backends.cpu.program import CpuProgram, load_program
-from kvarn.backends.reference import Reference, load_weights
+from kvarn.backends.cpu.program import CpuProgram
+from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
-from kvarn.models.architectures import forward_of
-from kvarn.progress import quiet
+from kvarn.models.architectures import graph_of
 from kvarn.scoring import perplexity
 
 MODELS = ("qwen", "gemma", "smollm2-f32", "smollm2-bf16", "smollm2")
@@ -47,9 +45,8 @@ class Ready(NamedTuple):
 
     def on(self, threads: int) -> CpuProgram:
         """The same weights on the instruction set in use and another pool."""
-        ops = RecordingOps(self.checkpoint.has)
-        forward_of(self.checkpoint.config.architecture)(ops, self.checkpoint.config)
-        return CpuProgram(self.checkpoint.config, self.program.weights, ops.nodes, pool(threads))
+        config = self.checkpoint.config
+        return CpuProgram(config, self.program.weights, graph_of(config, self.checkpoint.shapes), pool(threads))
 
 
 def cache_for(program: CpuProgram | ReferenceProgram, backend=None, **more) -> Driven:
@@ -228,7 +225,7 @@ def test_item_43_the_whole_golden_text(ready: Ready) -> None:
 @lru_cache(maxsize=1)
 def reference(path: Path) -> ReferenceProgram:
     checkpoint = open_checkpoint(path)
-    return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
+    return ReferenceProgram(checkpoint.config, load_weights(checkpoint), pool())
 
 
 ERROR = {"smollm2": 0.05, "smollm2-bf16": 0.02, "smollm2-f32": 1e-4, "gemma": 0.1}  # of the logits, relative

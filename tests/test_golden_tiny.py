@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_gguf
-from harness import Driven, score
+from harness import Driven, load_weights, score
 
-from kvarn.backends.reference import Reference, load_weights
+from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
 from kvarn.loading.checkpoint import open_checkpoint
-from kvarn.progress import quiet
 from kvarn.sampling import log_softmax
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tiny.json").read_text())
@@ -24,7 +23,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "tiny.json").read_text()
 @pytest.mark.parametrize("variant", tiny_gguf.VARIANTS)
 def test_item_43_in_step_with_llama_cpp(variant: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
-    program = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
+    program = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
     cache = Driven(CacheConfig(checkpoint.config.layer_specs, 128, "paged", "f32"), Reference())
     ours = log_softmax(score(program, cache, tiny_gguf.tokens(variant), 0, 16))
     worst = 0.0

@@ -29,7 +29,7 @@ from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES, resolve
-from kvarn.models.config import Rope
+from kvarn.graph.ops import Rope
 
 HEADS = {"TinyLlama": (32, 4), "SmolLM2": (9, 3), "Qwen2.5": (12, 2), "Gemma 3": (4, 1), "MHA": (4, 4), "MQA": (8, 1)}
 LENGTHS = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 2047, 2048, 2049)

@@ -11,18 +11,17 @@ import gguf
 import numpy as np
 import pytest
 import tiny_gguf
-from harness import Driven, bits, pool, score, using
+from harness import Driven, bits, load_program, load_weights, pool, score, using
 from test_packing import TYPES, dequantized, sane_rows
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.program import CpuProgram, load_program
+from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.pool import make_pool
-from kvarn.backends.reference import Reference, load_weights
+from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
 from kvarn.loading.checkpoint import open_checkpoint
-from kvarn.progress import quiet
 
 HIDDEN, FF, VOCAB, HEADS, KV, DIM, LAYERS = 256, 512, 131, 4, 2, 64, 2  # whole blocks of 256; rows that are no group
 ROWS = (1, 2, 3, 4, 7, 8, 16, 17, 31, 32, 33, 64, 129)
@@ -104,7 +103,7 @@ def test_item_42_every_type(kind: str, tmp_path: Path) -> None:
                     other = load_program(checkpoint, pool())
                     for rows in (1, 7, 16, 33, 129):
                         assert same(other, rows, mine, 9 if name == "portable" else 129), (name, order, rows)
-    slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet))
+    slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
     theirs = logits(slow, 512, Reference(), TEXT[:24])
     error = np.linalg.norm(expected[:24] - theirs) / np.linalg.norm(theirs)
     assert error < (1e-4 if kind in EXACT else 0.05), error

@@ -1,24 +1,22 @@
 """What kernels are given is checked once, at the boundary: a ValueError that says what is wrong, never a crash."""
 
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 import tiny_models
-from harness import Driven, pool
+from harness import Driven, load_program, pool
 
 from kvarn import isa
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.lower import Weights, lower
-from kvarn.backends.cpu.ops import RecordingOps
-from kvarn.backends.cpu.program import load_program
+from kvarn.backends.cpu.emit import Weights, emit
 from kvarn.cache.plan import CacheConfig
 from kvarn.errors import KvarnError
+from kvarn.graph.fuse import fuse
+from kvarn.graph.ops import Ops, V
+from kvarn.graph.record import Heads, record
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.quants import grid_of
-from kvarn.models.config import ModelConfig
 
 BLOCKS, BLOCK, KV, HEADS, DIM, TOKENS = 6, 32, 2, 4, 8, 40
 
@@ -264,14 +262,18 @@ def test_a_table_that_lost_a_block_or_names_one_that_is_not_there(program) -> No
             run(program, cache)
 
 
-def test_a_norm_that_not_only_matrices_read_is_refused() -> None:
-    """A single row's norm is done by every thread for itself, so nobody else may read it."""
-    ops = RecordingOps(lambda name: True)
-    norm = ops.rms_norm(ops.embed("embed"), "norm")
-    q, k, v = (ops.linear(norm, name) for name in ("q", "k", "v"))
-    ops.add(norm, ops.attention(0, q, k, v, 1.0))
+def test_a_product_that_does_not_come_right_behind_what_it_reads_is_refused() -> None:
+    """There is one set of rounded rows: those of the second norm would be multiplied twice."""
+
+    def forward(ops: Ops[V], config: object) -> V:
+        x = ops.embed("embed")
+        one, two = ops.rms_norm(x, "norm"), ops.rms_norm(x, "norm")
+        q, k, v = ops.linear(one, "m"), ops.linear(one, "m"), ops.linear(two, "m")
+        return ops.logits(ops.attention(0, q, k, v, 1.0), "embed")
+
     packed = isa.native.pack(pool(1), "F32", np.ones((32, 32), np.float32).view(np.uint8), 32)
-    weights = Weights(dict.fromkeys(("embed", "q", "k", "v"), packed), {"norm": np.ones(32, np.float32)})
-    config = cast(ModelConfig, SimpleNamespace(hidden=32, norm_eps=1e-5))
-    with pytest.raises(KvarnError, match="other than by a matrix"):
-        lower(ops.nodes, config, weights, isa.native.Program(pool(1)))
+    weights = Weights({"embed": packed, "m": packed}, {"norm": np.ones(32, np.float32)})
+    shapes = {"embed": (32, 32), "m": (32, 32), "norm": (32,)}
+    fused = fuse(record(forward, Heads(1, 1, 32), shapes))
+    with pytest.raises(KvarnError, match="no longer the last ones rounded"):
+        emit(fused, 1e-5, weights, isa.native.Program(pool(1)))

@@ -8,8 +8,8 @@ from kvarn import isa
 from kvarn.arithmetic import dots
 from kvarn.backends.reference import rope as rotation
 from kvarn.backends.reference.ops import gelu, silu
+from kvarn.graph.ops import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 from kvarn.models import rope
-from kvarn.models.config import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(48, 80), (576, 1536), (1536, 576), (576, 192), (2048, 256), (643, 1021)])

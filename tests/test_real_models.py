@@ -14,19 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import stories
-from harness import Driven, bits, pool, score
+from harness import Driven, bits, load_weights, pool, score
 from llamacpp_rounding import RoundingProgram
 from models import material, model, tokenizer
 
 from kvarn import LLM, SamplingParams
-from kvarn.backends.reference import Reference, load_weights
+from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.config import EngineConfig
 from kvarn.engine import Engine
 from kvarn.loading.checkpoint import open_checkpoint
-from kvarn.progress import quiet
 from kvarn.scoring import perplexity
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,7 +42,7 @@ def golden(name: str) -> dict:
 @lru_cache(maxsize=1)  # the large ones fill gigabytes
 def program(name: str) -> ReferenceProgram:
     checkpoint = open_checkpoint(model(name))
-    return ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
+    return ReferenceProgram(checkpoint.config, load_weights(checkpoint), pool())
 
 
 def cache_for(ready: ReferenceProgram, strategy: str = "contiguous", codec: str = "f32", **more) -> Driven:
@@ -143,7 +142,7 @@ def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
 def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> None:
     """stories15M, converted from llama2.c's format: f32 from the start."""
     checkpoint = open_checkpoint(stories.write_folder(model("stories15m"), tmp_path / "stories"))
-    ready = ReferenceProgram(checkpoint.config, load_weights(checkpoint, quiet), pool())
+    ready = ReferenceProgram(checkpoint.config, load_weights(checkpoint), pool())
     known = golden("stories15m")
     ours = read(ready, "stories15m", (known, LEAD))
     assert ours.agreement(known) >= 0.99
@@ -205,7 +204,7 @@ def test_item_36_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
     minutes: 23.6061, or in batches 23.5659, and 23.5772 here; test_exact_models has them with the native backend."""
     checkpoint = open_checkpoint(model("smollm2"))
     types = {info.name: info.type for info in checkpoint.infos}
-    rounding = RoundingProgram(checkpoint.config, load_weights(checkpoint, quiet), types)
+    rounding = RoundingProgram(checkpoint.config, load_weights(checkpoint), types)
     cache = cache_for(rounding, context=512)
     result = perplexity(rounding, cache.memory, cache.book, wikitext(), 512, 8, None, 512)
     assert (result.chunks, result.tokens) == (8, 8 * 255)

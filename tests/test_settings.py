@@ -5,10 +5,11 @@ import pytest
 from tiny_models import CONTEXT, HEAD_DIM, HIDDEN, N_HEADS, N_LAYERS, weights, write_gguf, write_hf
 
 from kvarn.errors import BadModel
+from kvarn.graph.ops import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from kvarn.loading.architectures import known_windows
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.hf_config import hf_config
-from kvarn.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope, YarnScaling
+from kvarn.models.config import ModelConfig
 
 
 def from_gguf(tmp_path, architecture="llama", **keys) -> ModelConfig:

@@ -10,9 +10,10 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.config import EngineConfig
 from kvarn.engine import Engine
-from kvarn.models.architectures import ARCHITECTURES, forward_of
-from kvarn.models.config import ModelConfig, Rope
-from kvarn.models.weights import needed
+from kvarn.graph.ops import Rope
+from kvarn.loading.names import shapes
+from kvarn.models.architectures import ARCHITECTURES, graph_of
+from kvarn.models.config import ModelConfig
 
 LAYERS, HEADS, KV, DIM, HIDDEN, FF, VOCAB = 3, 4, 2, 16, 48, 80, 101
 CONTEXT = 256
@@ -38,33 +39,17 @@ def config_of(architecture: str = "llama") -> ModelConfig:
     )
 
 
-SHAPES = {
-    "token_embd.weight": (VOCAB, HIDDEN),
-    "output.weight": (VOCAB, HIDDEN),
-    "attn_q.weight": (HEADS * DIM, HIDDEN),
-    "attn_k.weight": (KV * DIM, HIDDEN),
-    "attn_v.weight": (KV * DIM, HIDDEN),
-    "attn_q.bias": (HEADS * DIM,),
-    "attn_k.bias": (KV * DIM,),
-    "attn_v.bias": (KV * DIM,),
-    "attn_output.weight": (HIDDEN, HEADS * DIM),
-    "attn_q_norm.weight": (DIM,),
-    "attn_k_norm.weight": (DIM,),
-    "ffn_gate.weight": (FF, HIDDEN),
-    "ffn_up.weight": (FF, HIDDEN),
-    "ffn_down.weight": (HIDDEN, FF),
-}
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that the architecture must have."""
+    return {name: shape for name, (shape, required) in shapes(config).items() if required}
 
 
 def weights_of(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-
-    def has(name: str) -> bool:
-        return config.architecture == "qwen2" and name.endswith(("q.bias", "k.bias", "v.bias"))
-
+    stored = shapes_of(config)
     weights = {}
-    for name in needed(forward_of(config.architecture), config, has):
-        shape = SHAPES.get(name.removeprefix(f"blk.{name.split('.')[1]}."), (HIDDEN,))
+    for name in graph_of(config, stored).weights:
+        shape = stored[name]
         if "norm" in name:
             weights[name] = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
         else:
@@ -103,4 +88,4 @@ def finish(engine: Engine) -> None:
     engine.cache.check()
 
 
-__all__ = ["ARCHITECTURES", "config_of", "engine_of", "finish", "program_of", "weights_of"]
+__all__ = ["ARCHITECTURES", "config_of", "engine_of", "finish", "program_of", "shapes_of", "weights_of"]

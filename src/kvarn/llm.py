@@ -20,6 +20,7 @@ from kvarn.engine import Engine, Event
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.pull import resolve
+from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress, quiet
 from kvarn.request import Request, Sample, SamplingParams
@@ -120,7 +121,8 @@ class LLM:
         planned = plan(config, self.backend.default_layout)
         _check_memory(planned.nbytes, self.backend)
         memory = self.backend.memory(planned)  # before the weights: what does not fit is refused at once
-        self.program = self.backend.load(checkpoint, max_batch_tokens, progress)
+        graph = graph_of(self.config, checkpoint.shapes)
+        self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
         self.engine = Engine(self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids)
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from kvarn.arrays import Floats
 from kvarn.cache.plan import Plan
 from kvarn.cache.step import Step
+from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress
@@ -122,8 +123,9 @@ class Backend(Protocol):
 
     def layers(self, plan: Plan) -> Layers: ...
 
-    def load(self, checkpoint: Checkpoint, max_tokens: int, progress: Progress) -> Program:
-        """The model, with workspaces for steps of max_tokens tokens; a larger step may grow them."""
+    def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> Program:
+        """The model that the graph describes, with workspaces for steps of max_tokens tokens (a larger one may grow
+        them)."""
 
     def facts(self) -> dict[str, str]:
         """What users may want to know about it: the device, the instruction set."""

@@ -6,7 +6,8 @@ Non-goals: reading settings (gguf_config.py, hf_config.py), running a model (mod
 from collections.abc import Mapping
 
 from kvarn.errors import BadModel
-from kvarn.models.config import FactorScaling, ModelConfig
+from kvarn.graph.ops import FactorScaling
+from kvarn.models.config import ModelConfig
 
 _REMEDY = "fetch or convert the model again"
 

@@ -54,7 +54,7 @@ class Checkpoint:
         self._pieces = pieces
         wanted = shapes(config)
         self.infos: list[TensorInfo] = [self._info(name, wanted[name][0]) for name in pieces]
-        self._shapes = {info.name: info.shape for info in self.infos}
+        self.shapes = {info.name: info.shape for info in self.infos}
 
     def has(self, name: str) -> bool:
         """Without `output.weight` the embedding serves for it."""
@@ -81,7 +81,7 @@ class Checkpoint:
         return self._pieces[name]
 
     def _stored(self, name: str, piece: Piece) -> Encoded:
-        info, shape = self._source.tensors[piece.source], self._shapes[name]
+        info, shape = self._source.tensors[piece.source], self.shapes[name]
         encoding = ENCODINGS[info.type]
         raw = self._source.raw(piece.source)
         if piece.rows is None and not piece.n_paired_heads:

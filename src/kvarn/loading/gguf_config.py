@@ -6,11 +6,12 @@ Non-goals: tensors, but for `rope_freqs.weight`, whose numbers are a setting; th
 import numpy as np
 
 from kvarn.errors import BadModel
+from kvarn.graph.ops import FactorScaling, LinearScaling, Rope, RopeScaling, YarnScaling
 from kvarn.loading.architectures import checked, known, known_windows
 from kvarn.loading.fields import Fields
 from kvarn.loading.gguf import GGUFFile
 from kvarn.loading.quants import dequantize
-from kvarn.models.config import FactorScaling, LinearScaling, ModelConfig, Rope, RopeScaling, YarnScaling
+from kvarn.models.config import ModelConfig
 from kvarn.models.rope import yarn_magnitude
 
 # llama covers Mistral too.

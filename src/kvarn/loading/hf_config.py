@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.errors import BadModel
+from kvarn.graph.ops import LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 from kvarn.loading.architectures import checked, known, known_windows
 from kvarn.loading.fields import Fields
-from kvarn.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope, RopeScaling, YarnScaling
+from kvarn.models.config import ModelConfig
 
 ARCHITECTURES = {
     "llama": "llama",

@@ -3,45 +3,7 @@
 from dataclasses import dataclass
 
 from kvarn.cache.spec import LayerSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True)
-class FactorScaling:
-    """Frequencies divided one by one: what a GGUF file carries as `rope_freqs.weight`."""
-
-    factors: tuple[float, ...]  # [rope_dim / 2]
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    factor: float
-    original_context: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None  # None: 1 + 0.1 ln(factor)
-
-
-RopeScaling = LinearScaling | Llama3Scaling | FactorScaling | YarnScaling
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    base: float
-    dim: int  # dimensions of a head that are rotated, pairs (i, i + dim / 2)
-    scaling: RopeScaling | None = None
+from kvarn.graph.ops import Rope
 
 
 @dataclass(frozen=True, slots=True)

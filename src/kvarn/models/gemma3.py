@@ -1,7 +1,7 @@
 """Gemma 3: local and global layers (a window and a rope base of their own), norms before and after each half of a
 layer, queries and keys normalized per head, embeddings scaled by sqrt(hidden), gelu."""
 
-from kvarn.backends.ops import Ops, V
+from kvarn.graph.ops import Ops, V
 from kvarn.models.config import ModelConfig
 from kvarn.models.llama import output
 from kvarn.models.qwen3 import attention

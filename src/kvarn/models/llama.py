@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvarn.backends.ops import Ops, V
+from kvarn.graph.ops import Ops, V
 from kvarn.models.config import ModelConfig
 
 

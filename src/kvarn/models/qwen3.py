@@ -1,6 +1,6 @@
 """Qwen3: queries and keys are normalized per head before they are rotated."""
 
-from kvarn.backends.ops import Ops, V
+from kvarn.graph.ops import Ops, V
 from kvarn.models.config import ModelConfig
 from kvarn.models.llama import decoder, project
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn.models.config import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from kvarn.graph.ops import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 @lru_cache

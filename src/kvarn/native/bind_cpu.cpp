@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -98,6 +99,15 @@ Counts run(Program& p, Cache& c, In token_ids, In token_positions, In wanted_row
     return {k.written, k.read, k.prefill, k.decode, k.prefill_ns, k.decode_ns};
 }
 
+void hidden(const Program& p, Out result) {
+    const Array<float, 2> out(result, "hidden: out");
+    const Activations& x = p.hidden();
+    ensure(out.shape(0) == x.rows && out.shape(1) == x.cols, "hidden: the last step's are [" + std::to_string(x.rows) +
+                                                                 ", " + std::to_string(x.cols) + "], out is " +
+                                                                 describe(result));
+    for (int64_t r = 0; r < x.rows; ++r) std::copy_n(x.f32 + r * x.stride, x.cols, out.data() + r * x.cols);
+}
+
 void check_buffers(const Program& p, const Op& op) {
     const auto ok = [&](int b) { return b >= -1 && b < p.n_buffers(); };
     bool all = ok(op.in) && ok(op.in2) && ok(op.in3) && ok(op.out);
@@ -187,6 +197,7 @@ void bind_program(nb::module_& m) {
             nb::arg("scale"), nb::arg("rope"), nb::arg("shape"), nb::arg("q_norm").none(), nb::arg("k_norm").none(),
             nb::arg("eps"))
         .def("run", &run)
+        .def("hidden", &hidden)
         .def("reserve", &Program::reserve)
         .def_prop_ro("vocabulary", &Program::vocabulary)
         .def_prop_ro("workspace", &Program::workspace_bytes)

@@ -88,6 +88,7 @@ void Program::grow(int64_t tokens, int64_t rows) {
     meta_.assign(size_t(padded * widest_ / kBlock), BlockMeta{});
     bf16_.assign(size_t(padded * widest_), 0);
     for (Own& own : own_) {
+        own.x = {};  // it points into what moves here
         for (Lines<float>* row : {&own.row, &own.q, &own.k}) row->assign(size_t(widest_), 0.0f);
         own.codes.assign(size_t(widest_), 0);
         own.meta.assign(size_t(widest_ / kBlock), BlockMeta{});
@@ -144,11 +145,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
     }
     pool_->run([&](int thread) { walk(step, thread); });
     Counted total;
-    for (const Counted& c : step.counted) {
-        total.written += c.written, total.read += c.read;
-        total.prefill += c.prefill, total.decode += c.decode;
-        total.prefill_ns += c.prefill_ns, total.decode_ns += c.decode_ns;
-    }
+    for (const Counted& c : step.counted) total += c;
     return total;
 }
 

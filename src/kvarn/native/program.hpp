@@ -37,6 +37,11 @@ struct CacheView {
 struct Counted {  // what a run moved
     int64_t written = 0, read = 0, prefill = 0, decode = 0;
     int64_t prefill_ns = 0, decode_ns = 0;  // of attention, summed over threads
+
+    void operator+=(const Counted& c) {
+        written += c.written, read += c.read, prefill += c.prefill, decode += c.decode;
+        prefill_ns += c.prefill_ns, decode_ns += c.decode_ns;
+    }
 };
 
 struct Timing {
@@ -125,6 +130,10 @@ class Program {
     // Logits [n_rows, vocabulary] of these rows of the step, into `logits`.
     Counted run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
                 const int64_t* rows, int64_t n_rows, float* logits);
+
+    // Rows that the last run's logits were made of, in f32. A single row is not in its buffer (every thread makes its
+    // own: see add_op), so they are taken from where thread 0 read them. No rows before the first run.
+    const Activations& hidden() const { return own_[0].x; }
 
     int n_buffers() const { return int(buffers_.size()); }
     void reserve(int64_t tokens) { grow(tokens, 0); }  // workspaces for steps of so many tokens

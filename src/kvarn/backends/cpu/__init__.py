@@ -11,6 +11,7 @@ from kvarn.backends.host import HostMemory, memory_bytes
 from kvarn.backends.pool import make_pool
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
+from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.progress import Progress
 
@@ -40,8 +41,8 @@ class Cpu:
                 )
         return HostMemory(plan, self.kernels, isa.native.arena)  # in large pages: a tile of keys is one of the small
 
-    def load(self, checkpoint: Checkpoint, max_tokens: int, progress: Progress) -> CpuProgram:
-        program = load_program(checkpoint, self.pool, progress)
+    def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> CpuProgram:
+        program = load_program(checkpoint, graph, self.pool, progress)
         program.reserve(max_tokens)
         return program
 

@@ -2,22 +2,21 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from kvarn import isa
 from kvarn.arrays import Floats
 from kvarn.backends.base import Span
-from kvarn.backends.cpu.lower import Weights, lower
+from kvarn.backends.cpu.emit import Weights, emit
 from kvarn.backends.cpu.memory import CpuMemory
-from kvarn.backends.cpu.ops import RecordingOps
 from kvarn.backends.host import HostLogits
 from kvarn.cache.spec import align
 from kvarn.cache.step import Step
+from kvarn.graph.fuse import fuse
+from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.quants import grid_of
-from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress, quiet
 
@@ -25,12 +24,13 @@ LANES = 16  # output rows that are computed side by side: logits come in whole g
 
 
 class CpuProgram:
-    def __init__(self, config: ModelConfig, weights: Weights, nodes: list[Any], pool: isa.Pool) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, graph: Graph, pool: isa.Pool) -> None:
         self.config = config
         self.weights = weights
         self._threads = pool.size
         self._program = isa.native.Program(pool)
-        lower(nodes, config, weights, self._program)
+        emit(fuse(graph), config.norm_eps, weights, self._program)
+        self._hidden = graph.nodes[-1].inputs[0].width  # what logits are made of
         self._logits = np.empty(0, np.float32)  # of the last step
         self._tracing = False
         self._steps: list[Span] = []
@@ -71,6 +71,12 @@ class CpuProgram:
         start = -self._logits.ctypes.data % 64 // 4  # whole cache lines
         return self._logits[start : start + rows * width].reshape(rows, width)
 
+    def hidden(self, memory: CpuMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
+        self.run(memory, step, tokens, wanted)
+        states = np.empty((len(wanted), self._hidden), np.float32)
+        self._program.hidden(states)
+        return states
+
     def reserve(self, tokens: int) -> None:
         """Workspaces for steps of so many tokens; a larger step grows them."""
         self._program.reserve(tokens)
@@ -84,23 +90,19 @@ class CpuProgram:
         return steps + [Span(*each) for each in self._program.timings()]
 
 
-def load_program(checkpoint: Checkpoint, pool: isa.Pool, progress: Progress = quiet) -> CpuProgram:
-    """Record the model, pack its weights."""
-    config = checkpoint.config
-    ops = RecordingOps(checkpoint.has)
-    forward_of(config.architecture)(ops, config)
-    names = dict.fromkeys(name for node in ops.nodes for name in node.weights)
+def load_program(checkpoint: Checkpoint, graph: Graph, pool: isa.Pool, progress: Progress = quiet) -> CpuProgram:
+    """Pack the weights that the graph needs, and emit it."""
+    names = graph.weights
     matrices: dict[str, isa.Weight] = {}
     vectors: dict[str, Floats] = {}
-    shapes = {info.name: info.shape for info in checkpoint.infos}
     for done, name in enumerate(names):
         progress("loading", done, len(names))
-        if len(shapes[name]) == 1:
+        if len(checkpoint.shapes[name]) == 1:
             vectors[name] = np.ascontiguousarray(checkpoint.tensor(name))
         else:
             matrices[name] = pack(checkpoint, name, pool)
     progress("loading", len(names), len(names))
-    return CpuProgram(config, Weights(matrices, vectors), ops.nodes, pool)
+    return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
 def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool, most_rows: int | None = None) -> isa.Weight:

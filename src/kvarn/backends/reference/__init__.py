@@ -10,10 +10,9 @@ from kvarn.backends.reference import attention, cells
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import ALIGNMENT, Plan
 from kvarn.cache.spec import LayerSpec
+from kvarn.graph.record import Graph
 from kvarn.isa import Pool
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.models.architectures import forward_of
-from kvarn.models.weights import needed
 from kvarn.progress import Progress, quiet
 
 
@@ -45,8 +44,8 @@ class Reference:
 
     layers = memory
 
-    def load(self, checkpoint: Checkpoint, max_tokens: int, progress: Progress) -> ReferenceProgram:
-        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, progress), self._pool)
+    def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> ReferenceProgram:
+        return ReferenceProgram(checkpoint.config, load_weights(checkpoint, graph, progress), self._pool)
 
     def facts(self) -> dict[str, str]:
         return {"name": self.name}
@@ -62,8 +61,8 @@ def allocate(nbytes: int) -> NDArray[np.uint8]:
     return raw[start : start + nbytes]
 
 
-def load_weights(checkpoint: Checkpoint, progress: Progress = quiet) -> dict[str, Floats]:
-    names = needed(forward_of(checkpoint.config.architecture), checkpoint.config, checkpoint.has)
+def load_weights(checkpoint: Checkpoint, graph: Graph, progress: Progress = quiet) -> dict[str, Floats]:
+    names = graph.weights
     weights = {}
     for done, name in enumerate(names):
         progress("loading", done, len(names))

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from kvarn.arithmetic import dots, exp
 from kvarn.arrays import Floats
 from kvarn.backends.host import HostMemory
-from kvarn.backends.ops import Activation
 from kvarn.backends.reference import rope as rotation
+from kvarn.graph.ops import Activation, Rope
 from kvarn.isa import Pool
-from kvarn.models.config import Rope
 
 
 class ReferenceOps:

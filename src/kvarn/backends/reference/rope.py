@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvarn.arithmetic import sin_cos
 from kvarn.arrays import Floats
-from kvarn.models.config import Rope
+from kvarn.graph.ops import Rope
 from kvarn.models.rope import frequencies, magnitude
 
 

@@ -4,12 +4,50 @@ A value is whatever the backend makes it: an array where calls compute at once, 
 replay. So a model file does no arithmetic of its own and looks at no value. Weights are named, by their canonical name.
 """
 
+from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
-
-from kvarn.models.config import Rope
 
 V = TypeVar("V")
 Activation = Literal["silu", "gelu"]  # gelu: the tanh approximation
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """Frequencies divided one by one: what a GGUF file carries as `rope_freqs.weight`."""
+
+    factors: tuple[float, ...]  # [rope_dim / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None  # None: 1 + 0.1 ln(factor)
+
+
+RopeScaling = LinearScaling | Llama3Scaling | FactorScaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    base: float
+    dim: int  # dimensions of a head that are rotated, pairs (i, i + dim / 2)
+    scaling: RopeScaling | None = None
 
 
 class Ops(Protocol, Generic[V]):
