@@ -25,6 +25,7 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/imports.py
 	@if [ -x $(BIN)/clang-format ]; then $(BIN)/clang-format --dry-run -Werror src/kvarn/native/*.[ch]pp src/kvarn/native/kernels/*.[ch]pp && echo "clang-format: clean"; \
 	else echo "clang-format: not found, skipped"; fi
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import harness
 import pytest
+import tiny
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -15,6 +16,20 @@ if (
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with harness.using(request.param):
         yield request.param
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that does not look at content also runs on a backend that computes nothing."""
+    if metafunc.definition.get_closest_marker("any_backend"):
+        metafunc.fixturenames.append("computing")
+        metafunc.parametrize("computing", [True, False], ids=["computed", "null"], indirect=True)
+
+
+@pytest.fixture
+def computing(request: pytest.FixtureRequest) -> Iterator[bool]:
+    tiny.computing = request.param
+    yield request.param
+    tiny.computing = True
 
 
 @pytest.hookimpl(hookwrapper=True)

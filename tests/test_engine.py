@@ -69,6 +69,7 @@ def test_item_25_token_by_token(architecture: str) -> None:
     assert (bits(score(program, caches[0], tokens, 0, 1)) == bits(score(program, caches[1], tokens, 0, 60))).all()
 
 
+@pytest.mark.any_backend
 @pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_batched_equals_alone(strategy: str, params: SamplingParams) -> None:
@@ -81,6 +82,7 @@ def test_batched_equals_alone(strategy: str, params: SamplingParams) -> None:
     assert engine.cache.usage().blocks_used == 0
 
 
+@pytest.mark.any_backend
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_preemption_and_prefix_hits_do_not_change_a_token(params: SamplingParams) -> None:
     """A cache of 22 blocks of 16 for seven requests of 36 to 149 tokens, many with a common beginning."""
@@ -134,6 +136,7 @@ def test_item_29_a_mixed_step_calls_each_kernel_once_per_layer() -> None:
     assert engine.memory.counters.calls["decode"] - before["decode"] == 3
 
 
+@pytest.mark.any_backend
 def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
     engine = engine_of(max_batch_tokens=16, max_seqs=2)
     first = engine.add(PROMPTS[1], SamplingParams(max_tokens=40))
@@ -145,6 +148,7 @@ def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
         assert len(first.samples[0].output) == before + 1
 
 
+@pytest.mark.any_backend
 def test_cancelling_frees_blocks_at_once() -> None:
     for moment in range(4):
         engine = engine_of()
@@ -177,6 +181,7 @@ def test_stop_tokens_and_end_tokens() -> None:
     assert goes_on.samples[0].output == output
 
 
+@pytest.mark.any_backend
 def test_the_context_ends_an_answer() -> None:
     engine = engine_of(context=128, max_seqs=1)
     request = engine.add(PROMPTS[4], SamplingParams(max_tokens=500))
@@ -185,6 +190,7 @@ def test_the_context_ends_an_answer() -> None:
     assert len(request.samples[0].tokens) == 129, "the last token needs no place in the cache"
 
 
+@pytest.mark.any_backend
 def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
     engine = engine_of(context=128)
     refusals = {
@@ -204,6 +210,7 @@ def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
     assert not engine.busy
 
 
+@pytest.mark.any_backend
 def test_a_request_that_waits_for_room_is_one_query_of_the_prefix_cache() -> None:
     """Admission is tried at every step; only what is computed counts."""
     engine = engine_of(strategy="paged", block_size=16, max_seqs=3, cache_bytes=blocks_of_16(7))
@@ -215,6 +222,7 @@ def test_a_request_that_waits_for_room_is_one_query_of_the_prefix_cache() -> Non
     assert sum(engine.cache.usage().prefix_misses.values()) == 2
 
 
+@pytest.mark.any_backend
 def test_a_second_turn_reuses_the_first() -> None:
     engine = engine_of()
     first = engine.add(PROMPTS[4], GREEDY)

@@ -80,6 +80,7 @@ def test_suspects_that_do_not_fit_beside_each_other(at: int, monkeypatch: pytest
     assert sum(request.error is not None for request in requests) <= 1, "it was alone in the step that failed"
 
 
+@pytest.mark.any_backend
 def test_a_sampler_that_fails_ends_its_own_request() -> None:
     engine = engine_of()
     bad, good = engine.add(CLEAN[2], SHORT), engine.add(CLEAN[3], SHORT)
@@ -93,6 +94,7 @@ def test_a_sampler_that_fails_ends_its_own_request() -> None:
     assert good.samples[0].output == alone(CLEAN[3], SHORT)
 
 
+@pytest.mark.any_backend
 def test_the_queue_is_bounded() -> None:
     engine = engine_of(max_seqs=2, max_waiting=3)
     for _ in range(5):  # two run at the next step, three wait
@@ -107,6 +109,7 @@ def test_the_queue_is_bounded() -> None:
     finish(engine)
 
 
+@pytest.mark.any_backend
 def test_beside_decodes_prompts_move_in_small_chunks() -> None:
     """What bounds the gap between two tokens is the work of one step: decodes and at most so many prompt tokens."""
     engine = engine_of(max_batch_tokens=64, max_seqs=4, chunk_while_decoding=16)
@@ -127,6 +130,7 @@ def test_beside_decodes_prompts_move_in_small_chunks() -> None:
     assert all(gap is not None and gap > 0 for gap in gaps)
 
 
+@pytest.mark.any_backend
 def test_time_is_charged_to_who_spent_it() -> None:
     from test_engine import blocks_of_16
 

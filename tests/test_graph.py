@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import tiny
+from harness import Driven, score
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.errors import KvarnError
 from kvarn.graph.fuse import fuse
@@ -32,7 +32,6 @@ from kvarn.graph.kinds import (
 from kvarn.graph.ops import Rope
 from kvarn.graph.record import Graph, Heads, Value, record
 from kvarn.models.architectures import ARCHITECTURES, forward_of, graph_of
-from kvarn.scoring import score
 
 # -- recording ---------------------------------------------------------------------------------------------------------
 
@@ -64,7 +63,7 @@ def test_every_value_is_as_wide_as_the_array_that_the_reference_computes(archite
         return forward_of(architecture)(notes[-1], config)
 
     program._forward = forward
-    cache = KVCache(CacheConfig(program.config.layer_specs, 16, "paged", "f32"), Reference())
+    cache = Driven(CacheConfig(program.config.layer_specs, 16, "paged", "f32"), Reference())
     score(program, cache, [1, 2, 3], 0, 3)
     graph = graph_of(program.config, tiny.shapes_of(program.config))
     assert [(node.op, node.out.width) for node in graph.nodes] == notes[0].calls

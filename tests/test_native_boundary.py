@@ -114,7 +114,7 @@ BAD = {
     "a slot outside": (dict(slots=np.array([0, 1, BLOCKS * BLOCK], np.int64)), "slot 192 lies outside"),
     "a slot below -1": (dict(slots=np.array([0, 1, -2], np.int64)), "slot -2"),
     "too few slots": (dict(slots=np.array([0, 1], np.int64)), "3 and not 2"),
-    "slots of i32": (dict(slots=i32(0, 1, 2)), "table.cells.*int64 is needed"),
+    "slots of i32": (dict(slots=i32(0, 1, 2)), "table.slots.*int64 is needed"),
     "keys of f64": (dict(fresh=cells(3, KV, DIM, dtype=np.float64)), "write: k.*float32 is needed.*float64"),
     "keys of other heads": (dict(fresh=cells(3, HEADS, DIM)), "3 new tokens, 2 KV heads, 8"),
     "keys with gaps": (dict(fresh=cells(3, KV, 2 * DIM)[:, :, ::2]), r"strides \[32, 16, 2\]"),

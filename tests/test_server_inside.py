@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import tiny_gguf
+from null_backend import Null
 from serving import tiny_model
 
 from kvarn import LLM, SamplingParams
@@ -28,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def service_of(model: Path, reader_seconds: float = 60, backend: str = "cpu") -> Service:
-    llm = LLM(model, cache="paged", max_seqs=6, max_batch_tokens=64, backend=backend)
+    llm = LLM(model, cache="paged", max_seqs=6, max_batch_tokens=64, backend=backend if tiny.computing else Null())
     metrics = Prometheus(llm.engine, "tiny")
     return Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics), Limits(reader_seconds))
 
@@ -72,6 +74,7 @@ async def call(
     return status, text if body.get("stream") else json.loads(text or "null")
 
 
+@pytest.mark.any_backend
 def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
     service = service_of(model, reader_seconds=0.05, backend="reference")  # the fast one is done by then
     stuck: list[dict] = []
@@ -92,6 +95,7 @@ def test_a_reader_that_takes_nothing_is_let_go(model: Path) -> None:
     assert service.llm.engine.stats.generated_tokens < 300
 
 
+@pytest.mark.any_backend
 @pytest.mark.parametrize("turns", range(6))
 def test_a_call_that_is_cancelled_as_a_piece_is_sent_ends(model: Path, turns: int) -> None:
     """However the end of a send and the end of the call fall together; a cancellation lost here waits for ever."""
@@ -117,6 +121,7 @@ def test_a_call_that_is_cancelled_as_a_piece_is_sent_ends(model: Path, turns: in
     during(service, play)
 
 
+@pytest.mark.any_backend
 def test_a_body_that_does_not_come_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvarn.server.app.BODY_SECONDS", 0.05)
     service = service_of(model)
@@ -129,6 +134,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(model: Path, monkeypatch: p
     during(service, play)
 
 
+@pytest.mark.any_backend
 def test_a_slow_reader_gets_everything_in_fewer_pieces(model: Path) -> None:
     """While it is away pieces are joined: what waits for it is never more than the answer."""
     service = service_of(model)
@@ -193,6 +199,7 @@ def test_one_requests_fault_is_nobody_elses(model: Path, caplog: pytest.LogCaptu
     assert "a step failed: RuntimeError: a kernel failed" in caplog.text
 
 
+@pytest.mark.any_backend
 def test_when_the_engine_dies_nobody_waits_for_ever(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     service = service_of(model, backend="reference")  # the fast one could be done with the good before the bad comes
 
@@ -251,6 +258,7 @@ def test_a_stop_string_with_the_last_token_that_may_come(model: Path) -> None:
     during(service, play)
 
 
+@pytest.mark.any_backend
 def test_who_leaves_when_all_is_computed_is_explained_too(model: Path) -> None:
     service = service_of(model)
 

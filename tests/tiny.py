@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from null_backend import Null, NullProgram
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
@@ -17,6 +18,7 @@ from kvarn.models.config import ModelConfig
 
 LAYERS, HEADS, KV, DIM, HIDDEN, FF, VOCAB = 3, 4, 2, 16, 48, 80, 101
 CONTEXT = 256
+computing = True  # False: engines of the null backend
 
 
 def config_of(architecture: str = "llama") -> ModelConfig:
@@ -72,11 +74,12 @@ def engine_of(
     eos_ids: Sequence[int] = (),
     **cache,
 ) -> Engine:
-    program = program or program_of()
+    backend = Reference() if computing else Null()
+    program = program or (program_of() if computing else NullProgram(config_of()))
     settings = dict(context=CONTEXT, strategy="paged", codec="bf16", max_seqs=4, max_chunk=max_batch_tokens) | cache
     planned = plan(CacheConfig(layers=program.config.layer_specs, **settings))
     config = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-    return Engine(program, Reference().memory(planned), KVCache(planned), config, eos_ids)
+    return Engine(program, backend.memory(planned), KVCache(planned), config, eos_ids)
 
 
 def finish(engine: Engine) -> None:

@@ -76,7 +76,7 @@ class LLM:
     strategy (`kvarn strategies` lists them), `cache_type` a codec. `context` bounds prompt plus answer, `max_seqs` how
     many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most, of which
     `chunk_while_decoding` may be a prompt's while others decode; `max_waiting` requests may wait for their turn.
-    `backend` is `cpu`, or `reference` for the slow oracle in NumPy."""
+    `backend` is `cpu`, `reference` for the slow oracle in NumPy, or an open one."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class LLM:
         max_seqs: int = 8,
         max_batch_tokens: int = 512,
         threads: int | None = None,
-        backend: str = "cpu",
+        backend: str | Backend = "cpu",
         chunk_while_decoding: int | None = None,
         max_waiting: int | None = None,
         progress: Progress = quiet,
     ) -> None:
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-        self.backend = open_backend(backend, threads)
+        self.backend = open_backend(backend, threads) if isinstance(backend, str) else backend
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
         if context is not None and context > self.config.context:
