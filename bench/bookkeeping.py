@@ -1,7 +1,8 @@
 """What a decode step costs in bookkeeping, and that it does not grow with the context.
 
-256 sequences, one token each: reserve + prepare (tables and slots) + commit, no kernels. The two context lengths are
-timed in turn within one run and compared by medians over whole block cycles, so that every alignment weighs the same.
+256 sequences, one token each: reserve + prepare + apply (the host's tables) + advance + commit, no kernels. The two
+context lengths are timed in turn within one run and compared by medians over whole block cycles, so that every
+alignment weighs the same.
 
     python bench/bookkeeping.py [--json]
 """
@@ -11,10 +12,12 @@ import gc
 import json
 import statistics
 import time
+from typing import NamedTuple
 
+from kvarn.backends.host import HostMemory
 from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
 SEQUENCES = 256
@@ -23,9 +26,7 @@ SHORT, LONG = 128, 8192
 ROUNDS = 9
 TARGET_RATIO, TARGET_US = 1.2, 5.0
 
-SPEC = LayerSpec(
-    n_heads=9, n_kv_heads=3, k_dim=1, v_dim=1
-)  # the cells are never touched: one element keeps the arena small
+SPEC = LayerSpec(9, 3, k_dim=1, v_dim=1)  # the cells are never touched: one element keeps the arena small
 GEMMA = [LayerSpec(4, 1, 1, 1, window=512)] * 5 + [LayerSpec(4, 1, 1, 1)]
 CASES = {
     "contiguous": dict(layers=[SPEC], strategy="contiguous"),
@@ -37,11 +38,17 @@ CASES = {
 }
 
 
-def grown(case: dict, length: int) -> tuple[KVCache, list[int]]:
+class Caching(NamedTuple):
+    cache: KVCache
+    memory: HostMemory
+    seqs: list[int]
+
+
+def grown(case: dict, length: int) -> Caching:
     """A cache whose sequences all have `length` tokens, different in content."""
     config = CacheConfig(context=LONG + 2 * BLOCK * ROUNDS, max_seqs=SEQUENCES, codec="bf16", **case)
-    cache = KVCache(config, Reference())
-    seqs = list(range(SEQUENCES))
+    planned = plan(config)
+    cache, memory, seqs = KVCache(planned), Reference().memory(planned), list(range(SEQUENCES))
     for seq in seqs:
         cache.open(seq)
     done = 0
@@ -49,21 +56,25 @@ def grown(case: dict, length: int) -> tuple[KVCache, list[int]]:
         n = min(512, length - done)
         for seq in seqs:
             assert cache.reserve(seq, done + n)
-        cache.prepare(seqs)
+        memory.apply(cache.prepare(seqs))
         for seq in seqs:
+            cache.advance(seq, n)
             cache.commit(seq, [(seq * 7919 + t) % 50000 for t in range(done, done + n)])
         done += n
-    return cache, seqs
+    return Caching(cache, memory, seqs)
 
 
-def steps(cache: KVCache, seqs: list[int], n: int) -> float:
+def steps(caching: Caching, n: int) -> float:
     """Microseconds per sequence and step over n decode steps."""
+    cache, memory, seqs = caching
     start = time.perf_counter()
     for _ in range(n):
         length = cache.length(0) + 1
         for seq in seqs:
             cache.reserve(seq, length)
-        cache.prepare(seqs)
+        step = cache.prepare(seqs)
+        memory.apply(step)
+        cache.launched(step)
         for seq in seqs:
             cache.commit(seq, (length,))
     return (time.perf_counter() - start) * 1e6 / (n * len(seqs))
@@ -75,8 +86,8 @@ def measure(case: dict) -> dict:
     gc.collect()
     gc.freeze()
     for _ in range(ROUNDS):
-        for length, (cache, seqs) in caches.items():
-            times[length].append(steps(cache, seqs, BLOCK))
+        for length, caching in caches.items():
+            times[length].append(steps(caching, BLOCK))
     gc.unfreeze()
     short, long = (statistics.median(times[length]) for length in (SHORT, LONG))
     ratio = statistics.median(b / a for a, b in zip(times[SHORT], times[LONG], strict=True))

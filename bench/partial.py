@@ -7,19 +7,19 @@ python bench/partial.py smollm2    # and the time of one prompt token, on the mo
 import sys
 import time
 
+from kvarn.backends.host import HostMemory, copy
 from kvarn.backends.reference import Reference
-from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Copy
 
 
-def copy_seconds(cache: KVCache, slots: int) -> float:
+def copy_seconds(memory: HostMemory, slots: int) -> float:
     best = float("inf")
     for _ in range(20):
         start = time.perf_counter()
-        for store in cache.stores:
-            cache.backend.copy([Copy(0, 1, slots)], store)
+        for store in memory.stores:
+            copy([Copy(0, 1, slots)], store)
         best = min(best, time.perf_counter() - start)
     return best
 
@@ -36,9 +36,9 @@ def token_seconds(model: str) -> float:
 
 def main() -> None:
     layers = [LayerSpec(n_heads=9, n_kv_heads=3, k_dim=64, v_dim=64)] * 30
-    cache = KVCache(CacheConfig(layers, context=512, strategy="paged", codec="bf16"), Reference())
+    memory = Reference().memory(plan(CacheConfig(layers, context=512, strategy="paged", codec="bf16")))
     for slots in (1, 4, 16, 31):
-        print(f"copy {slots:>2} tokens   {1e6 * copy_seconds(cache, slots):8.0f} us")
+        print(f"copy {slots:>2} tokens   {1e6 * copy_seconds(memory, slots):8.0f} us")
     if len(sys.argv) > 1:
         print(f"compute 1 token  {1e6 * token_seconds(sys.argv[1]):8.0f} us")
 

@@ -52,8 +52,8 @@ class Concatenating(EngineSubject):
     """For each token, every layer's keys and values move into arrays that are longer by one."""
 
     def measure(self, case: Case) -> Reading:
-        cache = self.engine.cache
-        self.held = [np.ones((2, *shape(cache.spec(i), case)), np.uint16) for i in range(len(cache.stores))]
+        specs = self.engine.program.config.layer_specs
+        self.held = [np.ones((2, *shape(spec, case)), np.uint16) for spec in specs]
         return super().measure(case)
 
     def _generate(self, n: int) -> int:

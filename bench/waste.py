@@ -11,9 +11,8 @@ import json
 import random
 import statistics
 
-from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
 CONTEXT = 4096
@@ -41,7 +40,7 @@ def fill(block_size: int | None, tokens: int, seed: int) -> tuple[int, float]:
         max_chunk=CONTEXT,
         cache_bytes=tokens * BYTES_PER_TOKEN,
     )
-    cache = KVCache(config, Reference())
+    cache = KVCache(plan(config))
     held = used = 0
     while held < 1024:
         n = lengths(rng)

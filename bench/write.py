@@ -13,9 +13,10 @@ import time
 
 import numpy as np
 
+from kvarn.backends.host import HostMemory
 from kvarn.backends.reference import Reference
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
 
@@ -24,31 +25,33 @@ LENGTHS = (1, 1000, 4000)
 ROUNDS = 300
 
 
-def prepared(strategy: str, length: int) -> KVCache:
-    """A cache with a step prepared that writes token number `length`."""
+def prepared(strategy: str, length: int) -> HostMemory:
+    """Memory with a step applied that writes token number `length`."""
     window = 512 if STRATEGIES[strategy].windowed else None
-    cache = KVCache(CacheConfig([SPEC], 4096, strategy, "bf16", window=window), Reference())
+    planned = plan(CacheConfig([SPEC], 4096, strategy, "bf16", window=window))
+    cache, memory = KVCache(planned), Reference().memory(planned)
     cache.open(0)
     while (start := cache.length(0)) < length - 1:
         n = min(512, length - 1 - start)
         cache.reserve(0, start + n)
-        cache.prepare([0])
+        memory.apply(cache.prepare([0]))
+        cache.advance(0, n)
         cache.commit(0, range(start, start + n))
     cache.reserve(0, length)
-    cache.prepare([0])
-    return cache
+    memory.apply(cache.prepare([0]))
+    return memory
 
 
 def measure(strategy: str) -> dict[str, list[float]]:
-    caches = [prepared(strategy, length) for length in LENGTHS]
+    memories = [prepared(strategy, length) for length in LENGTHS]
     k = np.ones((1, SPEC.n_kv_heads, SPEC.k_dim), np.float32)
     times: list[list[float]] = [[] for _ in LENGTHS]
     for _ in range(ROUNDS):
-        for cache, found in zip(caches, times, strict=True):
+        for memory, found in zip(memories, times, strict=True):
             start = time.perf_counter()
-            cache.write(0, k, k)
+            memory.write(0, k, k)
             found.append((time.perf_counter() - start) * 1e6)
-    written = [cache.counters.written / ROUNDS for cache in caches]
+    written = [memory.counters.written / ROUNDS for memory in memories]
     return {"bytes": written, "us": [statistics.median(found) for found in times]}
 
 

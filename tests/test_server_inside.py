@@ -163,10 +163,10 @@ def test_a_slow_reader_gets_everything_in_fewer_pieces(model: Path) -> None:
 def poisoned(service: Service) -> None:
     program, run = service.llm.program, service.llm.program.run
 
-    def fail(cache, tokens, *rest):
+    def fail(memory, step, tokens, wanted):
         if POISON in tokens:
             raise RuntimeError("a kernel failed")
-        return run(cache, tokens, *rest)
+        return run(memory, step, tokens, wanted)
 
     program.run = fail
 

@@ -152,8 +152,7 @@ class Engine:
         logits = self.program.run(self.memory, step, tokens, wanted)
         self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
-        for w in order:
-            self.cache.advance(w.sample.id, w.n)
+        self.cache.launched(step)
         drawn = self._draw(order, logits.rows())
         for w, part in zip(order, parts, strict=True):
             self.cache.commit(w.sample.id, part)

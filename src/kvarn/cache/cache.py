@@ -4,9 +4,10 @@ All groups move or none does. The engine's step:
 
     reserve each sequence -> prepare -> [a program applies and runs the Step] -> advance -> commit
 
-`advance` follows the launch, `commit` comes when the ids of the tokens are known: with a device that runs steps behind
-our back, the next step may be prepared between the two (`CacheConfig.ahead`). What was reserved and not advanced over
-lapses. Nothing here knows where cells lie or what they hold: a backend owns that (backends/base.py: Memory).
+`advance` (or `launched`, for all of a step) follows the launch, `commit` comes when the ids of the tokens are known:
+with a device that runs steps behind our back, the next step may be prepared between the two (`CacheConfig.ahead`). What
+was reserved and not advanced over lapses. Nothing here knows where cells lie or what they hold: a backend owns that
+(backends/base.py: Memory).
 
 Every verb is atomic and may be called from any thread. Steps are applied in the order in which they were prepared.
 """
@@ -126,6 +127,18 @@ class KVCache:
             entry.prepared = 0
             entry.asked = None
 
+    def launched(self, step: Step) -> None:
+        """Advance every sequence of the step over all its new tokens."""
+        with self._lock:
+            for seq, n in zip(step.seqs, step.n_new, strict=True):
+                entry = self._entry(seq)
+                if entry.residencies[0].length + n != entry.prepared:
+                    raise BadStep(f"sequence {seq}: it has moved since this step of {n} tokens was prepared")
+                for r in entry.residencies:
+                    r.length = r.reserved = entry.prepared
+                entry.prepared = 0
+                entry.asked = None
+
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """The ids of tokens that were advanced over, in order. From now on others can share them."""
         with self._lock:
@@ -195,28 +208,30 @@ class KVCache:
     def prepare(self, seqs: Sequence[int]) -> Step:
         """The step over these reserved sequences. Whoever takes it applies it, exactly once, or drops it."""
         with self._lock:
-            entries = {seq: self._entry(seq) for seq in seqs}
-            if len(entries) != len(seqs):
-                raise BadStep("a sequence stands twice in the step")
-            for seq, entry in entries.items():
+            found = []
+            for seq in seqs:
+                entry = self._entry(seq)
                 if entry.residencies[0].reserved == entry.residencies[0].length:
                     raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
-            if not entries:
+                found.append((entry.row, seq, entry))
+            if not found:
                 raise BadStep("a step needs at least one sequence")
-            order = sorted(entries, key=lambda seq: entries[seq].row)
-            rows = [entries[seq].row for seq in order]
+            found.sort()
+            rows = [row for row, _, _ in found]
+            if len(set(rows)) != len(rows):
+                raise BadStep("a sequence stands twice in the step")
             n_new: list[int] = []
             positions: list[int] = []
-            for seq in order:
-                r = entries[seq].residencies[0]
+            for _, _, entry in found:
+                r = entry.residencies[0]
                 n_new.append(r.reserved - r.length)
-                positions.extend(range(r.length, r.reserved))
-                entries[seq].prepared = r.reserved
+                positions += range(r.length, r.reserved)
+                entry.prepared = r.reserved
             groups = [
-                _group_step(placement, rows, [entries[seq].residencies[index] for seq in order])
+                _group_step(placement, rows, [entry.residencies[index] for _, _, entry in found])
                 for index, placement in enumerate(self.placements)
             ]
-            return Step(tuple(order), rows, n_new, positions, tuple(groups))
+            return Step(tuple([seq for _, seq, _ in found]), rows, n_new, positions, tuple(groups))
 
     # -- looking -------------------------------------------------------------------------------------------------
 
