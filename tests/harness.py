@@ -159,8 +159,8 @@ class Inputs:
 def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Inputs:
     rng = np.random.default_rng([seed, spec.n_heads, spec.n_kv_heads, spec.k_dim])
     q, k, v = (
-        (scale * rng.standard_normal((length, heads, spec.k_dim))).astype(np.float32)
-        for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+        (scale * rng.standard_normal((length, heads, dim))).astype(np.float32)
+        for heads, dim in ((spec.n_heads, spec.k_dim), (spec.n_kv_heads, spec.k_dim), (spec.n_kv_heads, spec.v_dim))
     )
     return Inputs(q, k, v)
 
@@ -180,7 +180,7 @@ def fill_with_nan(cache: Driven) -> None:
 def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]) -> dict[tuple[int, int], np.ndarray]:
     """data[(sequence, layer)] -> output[(sequence, layer)], [T, n_heads, dim]. Tokens are the positions."""
     done: dict[int, int] = {}
-    output = {key: np.full_like(x.q, np.nan) for key, x in data.items()}
+    output = {key: np.full((*x.q.shape[:2], x.v.shape[-1]), np.nan, np.float32) for key, x in data.items()}
     for batch in schedule:
         for seq, n in batch.items():
             if seq not in done:
@@ -188,6 +188,7 @@ def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]
                 done[seq] = 0
             assert cache.reserve(seq, done[seq] + n)
         step = cache.prepare(list(batch))
+        read = cache.counters.read
         spans = [(seq, done[seq], done[seq] + batch[seq]) for seq in step.seqs]
         for layer in range(len(cache.stores)):
             rows = [(data[seq, layer], a, b) for seq, a, b in spans]
@@ -198,6 +199,7 @@ def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]
             for seq, a, b in spans:
                 output[seq, layer][a:b] = result[at : at + b - a]
                 at += b - a
+        assert cache.counters.read - read == cache.plan.read_bytes(step), "kernels read what the step says, and no more"
         for seq, a, b in spans:
             cache.commit(seq, range(a, b))
             done[seq] = b

@@ -1,5 +1,7 @@
 """What a query may see, drawn. The masks here are written out, so that nothing checks itself."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,13 @@ def test_the_smaller_window_and_the_larger_pin_rule() -> None:
 def test_layers_of_equal_spec_are_one_group() -> None:
     a, b = LayerSpec(4, 1, 8, 8, window=4), LayerSpec(4, 1, 8, 8)
     assert groups([a, a, b, a, b]) == [(a, [0, 1, 3]), (b, [2, 4])]
+
+
+def test_what_a_chunk_sees_in_closed_form() -> None:
+    """Counted one by one: every key that some query of the chunk may see."""
+    for window, pinned in itertools.product((None, 1, 3, 7), (0, 2, 5)):
+        spec = LayerSpec(1, 1, 8, 8, window, pinned)
+        for first, n in itertools.product(range(12), range(1, 5)):
+            keys, queries = range(first + n), range(first, first + n)
+            seen = sum(any(spec.visible(q, k) for q in queries) for k in keys)
+            assert spec.seen(first, first + n) == seen, (window, pinned, first, n)

@@ -17,6 +17,7 @@ from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.placement import Geometry
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.spec import LayerSpec, align, groups
+from kvarn.cache.step import Step
 from kvarn.cache.strategy import Strategy, resolve
 from kvarn.errors import KvarnError, OutOfMemory
 
@@ -159,6 +160,15 @@ class Plan:
     @property
     def n_layers(self) -> int:
         return len(self.offsets)
+
+    def read_bytes(self, step: Step) -> int:
+        """Bytes of cells that attention reads in this step, over all layers: what its queries may see, each once."""
+        total = 0
+        for group, changes in zip(self.groups, step.groups, strict=True):
+            spec, per_token = group.geometry.spec, group.parts.block_bytes // group.geometry.block_size
+            keys = sum(spec.seen(length - n, length) for length, n in zip(changes.kv_len, step.n_new, strict=True))
+            total += len(group.layers) * per_token * keys
+        return total
 
     def group_of(self, layer: int) -> int:
         return next(index for index, group in enumerate(self.groups) if layer in group.layers)

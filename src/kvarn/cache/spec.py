@@ -53,6 +53,11 @@ class LayerSpec:
         """
         return (k <= q) & ((k >= self.floor(q)) | (k < self.pinned))
 
+    def seen(self, first: int, length: int) -> int:
+        """Keys below `length` that some query at positions first and on sees: those in its window, and the pinned."""
+        start = max(self.floor(first), 0)
+        return length - start + min(self.pinned, start)
+
     def dead(self, first: int, last: int, length: int) -> bool:
         """No query at position `length` or later sees anything in [first, last].
 
