@@ -42,9 +42,9 @@ CONFIGS: dict[str, CacheConfig] = {
     "two groups, scarce": CacheConfig([LOCAL, FULL], strategy="paged", cache_bytes=20 * 128 + 14 * 128, **SMALL),
     "two groups, slab": CacheConfig([LOCAL, FULL], strategy="contiguous", **SMALL),
     "two groups, ring": CacheConfig([LOCAL, FULL], strategy="ring", window=40, **SMALL),
-    "ring, in flight": CacheConfig([FULL], strategy="ring", window=24, ahead=1, **SMALL),
+    "ring, in flight": CacheConfig([FULL], strategy="ring", window=30, ahead=1, **SMALL),
     "ring of one, in flight": CacheConfig([FULL], strategy="ring", window=1, ahead=1, **(SMALL | dict(max_chunk=1))),
-    "sliding, in flight": CacheConfig([FULL], strategy="sliding", window=24, ahead=5, **SMALL),
+    "sliding, in flight": CacheConfig([FULL], strategy="sliding", window=30, ahead=5, **SMALL),
     "two groups, in flight": CacheConfig([LOCAL, FULL], strategy="paged", ahead=2, **SMALL),
 }
 

@@ -75,6 +75,12 @@ class BlockPool:
             else:
                 self._free.append(block)
 
+    def discard(self, block: int) -> None:
+        """A cached block's content turned out to be worthless."""
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def _evict(self) -> None:
         block, _ = self._cached.popitem(last=False)
         while self._lives[block]:

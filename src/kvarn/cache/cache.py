@@ -192,6 +192,8 @@ class KVCache:
                 lost |= {seq for seq, r in placement.sequences.items() if targets.intersection(r.blocks)}
             for seq in lost:
                 self.free(seq, intact=False)
+            for placement, group in zip(self.placements, step.groups, strict=True):
+                placement.discard(move.dst for move in group.moves)  # one who left since may have been remembered
             return sorted(lost)
 
     def length(self, seq: int) -> int:

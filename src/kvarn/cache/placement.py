@@ -14,7 +14,7 @@ Members live in `placements/`, one file each.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
@@ -295,6 +295,9 @@ class Placement(ABC, Generic[R]):
         held = len(r.blocks)
         self._released(r, intact)
         return held
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        """Copies into these blocks were lost: what is known of their content is not so."""
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

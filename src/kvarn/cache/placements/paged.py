@@ -7,7 +7,7 @@ at commit, where they stay reusable until their place is needed.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.placement import Adoption, Geometry, Placement, Reason, Residency, Stop
@@ -252,6 +252,12 @@ class Paged(Placement[PagedResidency]):
         mine = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
         self.tree.end(r, r.node, tail if mine else None)
         self._give_back(r.blocks, r.priority)
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self.tree.holds(block):
+                self.tree.detach(block)
+                self.pool.discard(block)
 
     def _give_back(self, blocks: list[int], priority: int = 0) -> None:
         """Last block first, so that a sequence's tail is evicted before its head."""
