@@ -75,9 +75,13 @@ def native() -> bool:
     return _current[-1] != "reference"
 
 
+def thorough() -> bool:
+    """Bookkeeping does not know instruction sets: everything with the reference and the best one, less with others."""
+    return _current[-1] in BACKENDS[:2]
+
+
 def strategies() -> Sequence[str]:
-    """Bookkeeping does not know instruction sets: all strategies with the best one, three with each of the others."""
-    return list(STRATEGIES) if _current[-1] in BACKENDS[:2] else ["contiguous", "ring", "paged"]
+    return list(STRATEGIES) if thorough() else ["ring", "paged"]
 
 
 class Driven:

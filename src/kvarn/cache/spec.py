@@ -55,7 +55,7 @@ class LayerSpec:
 
     def seen(self, first: int, length: int) -> int:
         """Keys below `length` that some query at positions first and on sees: those in its window, and the pinned."""
-        start = max(self.floor(first), 0)
+        start: int = max(self.floor(first), 0)
         return length - start + min(self.pinned, start)
 
     def dead(self, first: int, last: int, length: int) -> bool:
