@@ -72,7 +72,7 @@ def test_dependencies_point_one_way() -> None:
 def test_the_engine_knows_no_text_no_http_and_no_prometheus() -> None:
     above = ("kvarn.server", "kvarn.cli", "kvarn.text", "kvarn.llm", "kvarn.metrics", "kvarn.load")
     web = {"starlette", "uvicorn", "h11", "asyncio", "http", "prometheus_client"}
-    for name in ("engine", "scheduler", "kept", "request", "sampling", "stats", "explain"):
+    for name in ("engine", "scheduler", "kept", "request", "sampling", "stats", "explain", "turn"):
         for found in imports(SOURCE / f"{name}.py"):
             assert not found.startswith(above), (name, found)
             assert found.split(".")[0] not in web, (name, found)
