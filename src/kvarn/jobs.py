@@ -133,12 +133,20 @@ class Runner:
         """Queue a prompt. It moves when somebody steps: `wait`, `advance`."""
         writers = [Writer(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
 
-        def queue() -> Job:
+        added: list[Job] = []
+
+        def queue() -> None:
             request = self.engine.add(prompt, params, salt, conversation, priority)
             self._jobs[request.id] = job = Job(request, writers, listener)
-            return job
+            added.append(job)
 
-        return self.call(queue)
+        try:
+            self.call(queue)
+            return added[0]
+        except BaseException:  # Ctrl-C: nobody will wait for it
+            for job in added:
+                self.cancel(job)
+            raise
 
     def cancel(self, job: Job) -> None:
         """Free what the job holds: at once, or before the next step if one is under way. Never waits, and is safe for
@@ -159,13 +167,8 @@ class Runner:
 
     def advance(self, ready: Ready) -> None:
         """Until ready() holds: step for everybody, or sleep while another thread does."""
-        self._refuse_reentry()
         while not ready():
-            try:
-                if self._turn.take(ready):
-                    self._step_until(ready)
-            finally:
-                self._leave()
+            self._with_turn(lambda calm: self._step_until(ready, calm), ready)
 
     def step(self) -> None:
         """One step, for a thread that steps in a loop of its own."""
@@ -173,21 +176,31 @@ class Runner:
 
     def call(self, work: Callable[[], Result]) -> Result:
         """Run `work` between two steps, before any other thread steps on."""
-        self._refuse_reentry()
+        results: list[Result] = []
+        self._with_turn(lambda calm: results.append(work()))
+        return results[0]
+
+    def _with_turn(self, work: Callable[[Uninterrupted], None], ready: Ready | None = None) -> None:
+        """Wait for the turn, or until ready() holds; with the turn, do the work."""
+        if self._turn.mine:
+            raise KvarnError("called from inside a step: a listener may cancel a job, and nothing else of the runner")
         try:
-            self._turn.take()
-            with Uninterrupted():
-                return work()
+            if self._turn.take(ready):
+                with Uninterrupted() as calm:
+                    try:
+                        work(calm)
+                    finally:
+                        self._turn.give()
         finally:
-            self._leave()
+            self._turn.give()  # Ctrl-C may have come as it was taken: who keeps the turn stops everybody
+            self._sweep()
 
     # -- with the turn -------------------------------------------------------------------------------------------
 
-    def _step_until(self, ready: Ready) -> None:
+    def _step_until(self, ready: Ready, calm: Uninterrupted) -> None:
         while not ready():
-            with Uninterrupted():
-                self._step()
-            if self._turn.wanted:
+            self._step()
+            if self._turn.wanted or calm.asked:
                 return
             self._turn.tell()
 
@@ -235,25 +248,13 @@ class Runner:
             job.listener.ended(job)
         self._n_ended = n_ended
 
-    # -- around it -----------------------------------------------------------------------------------------------
-
-    def _refuse_reentry(self) -> None:
-        if self._turn.mine:
-            raise KvarnError("called from inside a step: a listener may cancel a job, and nothing else of the runner")
-
-    def _leave(self) -> None:
-        try:
-            self._turn.give()
-        except BaseException:  # Ctrl-C on the way: who does not give the turn back stops everybody
-            self._turn.give()
-            raise
-        self._sweep()
-
     def _sweep(self) -> None:
-        """Jobs that were dropped while somebody had the turn, too late for who had it to see them."""
-        while self._dropped and self._turn.take_now():
-            try:
-                with Uninterrupted():
+        """Cancel what was dropped too late for who had the turn to see it."""
+        if not self._dropped or self._turn.mine:
+            return
+        with Uninterrupted():
+            while self._dropped and self._turn.take_now():
+                try:
                     self._cancel_dropped()
-            finally:
-                self._turn.give()
+                finally:
+                    self._turn.give()

@@ -97,24 +97,25 @@ class Uninterrupted:
     """Within it, Ctrl-C waits for the end: in the middle of a step it would leave bookkeeping half done. A second one
     does not wait. A program that handles the signal itself keeps its handler."""
 
-    __slots__ = ("_asked", "_ours")
+    __slots__ = ("_ours", "asked")
 
-    def __enter__(self) -> None:
-        self._asked = False
+    def __enter__(self) -> "Uninterrupted":
+        self.asked = False  # whether it came
         # Python runs handlers on the main thread only, and only there can they be set.
         self._ours = get_ident() == _MAIN and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
         if self._ours:
             _signal.signal(_signal.SIGINT, self._note)
+        return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt
-        self._asked = True
+        self.asked = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._ours:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-            if self._asked:
+            if self.asked:
                 raise KeyboardInterrupt
