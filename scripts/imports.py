@@ -22,7 +22,19 @@ ALLOWED: dict[str, set[str]] = {
     "request": {"cache", "constraint", "errors"},
 }
 # The engine speaks token ids: no text, no HTTP, no metrics, and of the backends the interface alone.
-ENGINE = ("engine", "scheduler", "kept", "request", "sampling", "stats", "explain", "config", "constraint", "scoring")
+ENGINE = (
+    "engine",
+    "scheduler",
+    "kept",
+    "request",
+    "sampling",
+    "stats",
+    "explain",
+    "config",
+    "constraint",
+    "scoring",
+    "turn",
+)
 BELOW_ENGINE = {"arithmetic", "arrays", "backends.base", "cache", "errors", "numpy", *ENGINE}
 ALLOWED |= {name: ALLOWED.get(name, BELOW_ENGINE) for name in ENGINE}
 

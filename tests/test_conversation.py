@@ -79,7 +79,7 @@ def test_what_is_kept_goes_first_when_room_is_needed() -> None:
     assert engine.cache.usage().sequences == 1
     assert turn(engine, [*FIRST, 1], conversation="b").adoption.reused == 70
     assert turn(engine, [*FIRST, 1], conversation="a").adoption.reused == 0
-    assert engine.stats.preemptions == 0
+    assert engine.scheduler.n_preemptions == 0
 
 
 def test_a_cancelled_turn_is_kept_and_a_forgotten_one_is_not() -> None:
@@ -110,7 +110,7 @@ def test_a_preempted_request_is_one_query() -> None:
     prompts = [[RNG.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
     requests = [engine.add(prompt, SamplingParams(max_tokens=40, n=2, temperature=1, seed=1)) for prompt in prompts]
     finish(engine)
-    assert engine.stats.preemptions > 0
+    assert engine.scheduler.n_preemptions > 0
     assert engine.cache.usage().prefix_queries == 4 * 60 == engine.stats.prompt_tokens
     assert engine.cache.usage().prefix_hits == sum(r.adoption.reused for r in requests) == engine.stats.cached_tokens
     assert sum(engine.cache.usage().prefix_misses.values()) == 4

@@ -11,7 +11,7 @@ from kvarn.backends.reference import Reference
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import NAMES
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.request import SamplingParams
 
 RNG = random.Random(1)
@@ -93,9 +93,9 @@ def test_preemption_and_prefix_hits_do_not_change_a_token(params: SamplingParams
     finish(engine)
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.samples[0].output == alone(prompt, params), len(prompt)
-    assert engine.stats.preemptions > 0
+    assert engine.scheduler.n_preemptions > 0
     assert engine.cache.usage().prefix_hits > 64
-    assert sum(request.preemptions for request in requests) == engine.stats.preemptions
+    assert sum(request.preemptions for request in requests) == engine.scheduler.n_preemptions
 
 
 def test_parallel_samples_fork_the_prompt() -> None:
@@ -201,6 +201,9 @@ def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
     for message, prompt in refusals.items():
         with pytest.raises(KvarnError, match=message):
             engine.add(prompt, GREEDY)
+    engine.check_length(127)
+    with pytest.raises(PromptTooLong, match="the prompt has at least 128 tokens and the context holds 128: shorten"):
+        engine.check_length(128, at_least=True)
     small = engine_of(block_size=16, cache_bytes=blocks_of_16(4))
     with pytest.raises(KvarnError, match="the prompt has 64 tokens and the whole cache holds 64"):
         small.add([1] * 64, GREEDY)
@@ -217,7 +220,7 @@ def test_a_request_that_waits_for_room_is_one_query_of_the_prefix_cache() -> Non
     for prompt in ([1] * 100, [2] * 90):
         engine.add(prompt, SamplingParams(max_tokens=10))
     finish(engine)
-    assert engine.stats.preemptions == 0
+    assert engine.scheduler.n_preemptions == 0
     assert engine.cache.usage().prefix_queries == 190
     assert sum(engine.cache.usage().prefix_misses.values()) == 2
 

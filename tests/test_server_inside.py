@@ -277,3 +277,29 @@ def test_who_leaves_when_all_is_computed_is_explained_too(model: Path) -> None:
         assert (told["cancelled"], told["prompt_tokens"]) == (False, len(service.llm.tokenizer.encode(SHORT["prompt"])))
 
     during(service, play)
+
+
+def test_an_llm_that_serves_can_be_used_beside_it(model: Path) -> None:
+    """Whoever steps, both doors get their text; what another thread's step finished reaches the event loop."""
+    service = service_of(model)
+    prompts = [f"number {i}" for i in range(8)]
+    params = SamplingParams(max_tokens=30)
+    expected = [service.llm.generate(prompt, params)[0].text for prompt in prompts]
+
+    async def served(prompt: str, stream: bool) -> str:
+        status, told = await call(service, {"prompt": prompt, "max_tokens": 30, "temperature": 0, "stream": stream})
+        assert status == 200
+        if not stream:
+            return told["choices"][0]["text"]
+        events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+        return "".join(event["choices"][0]["text"] for event in events if event["choices"])
+
+    async def play() -> None:
+        for _ in range(5):
+            beside = [asyncio.to_thread(service.llm.generate, prompt, params) for prompt in prompts[:4]]
+            answers = [served(prompt, i % 2 == 0) for i, prompt in enumerate(prompts[4:])]
+            ours, theirs = await asyncio.wait_for(asyncio.gather(asyncio.gather(*beside), asyncio.gather(*answers)), 60)
+            assert [output.text for (output,) in ours] == expected[:4]
+            assert theirs == expected[4:]
+
+    during(service, play)

@@ -2,13 +2,14 @@
 
     schedule -> reserve (or preempt, or wait) -> prepare -> run the program -> advance -> sample -> commit -> events
 
-There is no prefill phase and no decode phase: a step lets computed tokens catch up with known ones. The engine
-belongs to one thread.
+There is no prefill phase and no decode phase: a step lets computed tokens catch up with known ones. One thread at a
+time: `kvarn.jobs.Runner` says which.
 """
 
 import itertools
 import secrets
 import time
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -85,6 +86,22 @@ class Engine:
         self.scheduler.add(request.samples[0])  # the others fork from it once the prompt is computed
         return request
 
+    def check_length(self, n_tokens: int, at_least: bool = False) -> None:
+        """Refuse a prompt of so many tokens (`at_least`: so many or more) that leaves no room for an answer. May be
+        called from any thread."""
+        found = f"the prompt has {'at least ' if at_least else ''}{n_tokens} tokens and"
+        context = self.cache.plan.context
+        if n_tokens >= context:
+            raise PromptTooLong(
+                f"{found} the context holds {context}: shorten the prompt or raise the context (-c); "
+                "the answer needs room for at least one token"
+            )
+        if n_tokens >= self.cache.longest:
+            raise PromptTooLong(
+                f"{found} the whole cache holds {self.cache.longest}: shorten the prompt or raise the cache's bytes "
+                "(--cache-bytes)"
+            )
+
     def cancel(self, request: Request) -> None:
         """Free what the request holds, at once. Safe to call for one that has finished."""
         for sample in request.samples:
@@ -110,6 +127,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One step of everything that moves. A fault in it is raised; `isolate` then lets the others go on."""
+        self._work = []  # if scheduling fails, nobody of the step before is to blame
         self._work = self.scheduler.schedule()
         if not self._work:
             return []
@@ -125,15 +143,20 @@ class Engine:
 
     def isolate(self, error: BaseException) -> None:
         """After a step that raised: if it had one request, that one has failed. Otherwise all start over, one by one,
-        to find out which; what they recompute is the same to the bit."""
+        to find out which; what they recompute is the same to the bit. An interrupt is no request's fault."""
         lost = self.cache.drop(self._step) if self._step is not None else []
         self._step = None
+        moving = self.scheduler.moving
         requests = {work.sample.request for work in self._work}
-        if len(requests) == 1:
+        if not requests and moving is not None:  # scheduling failed
+            requests = {moving.request}
+        if isinstance(error, Exception) and len(requests) == 1:
             self.fail(requests.pop(), error)
             self.scheduler.recompute(lost)
-        else:
+        elif self.scheduler.running:
             self.scheduler.isolate()
+        else:
+            raise error
 
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request through a fault that is its own."""
@@ -229,19 +252,13 @@ class Engine:
         vocab = self.program.config.vocab_size
         if not prompt:
             raise KvarnError("the prompt is empty: give it at least one token")
-        if any(not 0 <= token < vocab for token in prompt):
+        try:
+            ids = array("q", prompt)
+        except (TypeError, OverflowError):
+            raise KvarnError("the prompt has a token that is not an integer: give text or token ids") from None
+        if any(not 0 <= token < vocab for token in ids):
             raise KvarnError(f"the prompt has a token outside the vocabulary of {vocab}")
-        context = self.cache.plan.context
-        if len(prompt) >= context:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens and the context holds {context}, of which at least one is for "
-                "the answer: shorten the prompt or raise the context (-c)"
-            )
-        if len(prompt) >= self.cache.longest:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens and the whole cache holds {self.cache.longest}: "
-                "shorten the prompt or raise the cache's bytes (--cache-bytes)"
-            )
+        self.check_length(len(ids))
 
     def _check_queue(self) -> None:
         free = self.cache.plan.max_seqs - len(self.scheduler.running)
@@ -268,7 +285,6 @@ class Engine:
         else:
             stats.prefill_seconds += seconds
             stats.prefill_tokens += tokens
-        stats.preemptions = self.scheduler.n_preemptions
         for each in work:
             self._charge(each.sample, each.n, seconds / tokens)
 

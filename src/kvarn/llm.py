@@ -4,69 +4,37 @@
     llm = LLM("smollm2", cache="paged")
     print(llm.generate("The quick brown fox")[0].text)
 
-Text comes in and goes out here; underneath there are only token ids. One thread at a time.
+Text comes in and goes out here; underneath there are only token ids. Any number of threads may use one LLM, and streams
+may be read side by side: all that is under way is computed together (`kvarn.jobs`).
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from kvarn.backends import open_backend
 from kvarn.backends.base import Backend, Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.config import EngineConfig
-from kvarn.engine import Engine, Event
+from kvarn.engine import Engine
 from kvarn.errors import KvarnError
+from kvarn.jobs import Completion, Job, Output, Runner, TokenLogprob
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.pull import resolve
 from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
 from kvarn.progress import Progress, quiet
-from kvarn.request import Request, Sample, SamplingParams
+from kvarn.request import SamplingParams
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.writer import Writer
+
+__all__ = ["LLM", "Completion", "Job", "Output", "TokenLogprob"]
 
 DEFAULT_CONTEXT = 4096  # or what the model was trained for, if that is less
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # the most likely tokens at this place
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    text: str
-    tokens: list[int]
-    finish_reason: str  # stop, length, cancelled
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The answer to one prompt: n completions."""
-
-    prompt_tokens: int
-    cached_tokens: int  # of the prompt, reused from the cache
-    completions: list[Completion]
-
-    @property
-    def text(self) -> str:
-        return self.completions[0].text
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.completions[0].tokens
-
-    @property
-    def finish_reason(self) -> str:
-        return self.completions[0].finish_reason
 
 
 class LLM:
@@ -124,6 +92,7 @@ class LLM:
         graph = graph_of(self.config, checkpoint.shapes)
         self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
         self.engine = Engine(self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids)
+        self.runner = Runner(self.engine, self.tokenizer)
 
     @property
     def cache(self) -> KVCache:
@@ -134,99 +103,54 @@ class LLM:
         return self.engine.memory
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
-        """Continue each prompt (text, or token ids); all of them are computed together."""
+        """Continue each prompt (text, or token ids); all of them are computed together. If one fails through a fault,
+        that is raised."""
         jobs: list[Job] = []
         try:
             for prompt in _batch(prompts):  # one that is refused takes those before it out of the queue
                 jobs.append(self.start(prompt, params or SamplingParams()))
-            while any(not job.done for job in jobs):
-                self._step(jobs)
+            for job in jobs:
+                self.runner.wait(job)
         finally:
             for job in jobs:
-                self.engine.cancel(job.request)
+                self.runner.cancel(job)
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """The text of one completion, piece by piece. Leaving the loop early frees what it held."""
         yield from self.stream_job(self.start(prompt, params or SamplingParams()))
 
-    def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Output:
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Output:
         """Answer a conversation, [{"role": "user", "content": "..."}], in the model's own template."""
         return self.generate(self.render(messages), params)[0]
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for the answer."""
         return self.tokenizer.encode(self.template.render(messages), special=True)
 
-    @property
-    def template(self) -> "ChatTemplate":
+    @cached_property
+    def template(self) -> ChatTemplate:
         tokenizer = self.tokenizer
         return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
-    def stream_job(self, job: "Job") -> Iterator[str]:
-        try:
-            while not job.done:
-                self._step([job])
-                if piece := job.writers[0].take():
-                    yield piece
-        finally:
-            self.engine.cancel(job.request)
-
-    def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> "Job":
+    def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> Job:
         """Queue a prompt; `stream_job` runs it. Turns of one `conversation` keep its history in the cache."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        writers = [Writer(self.tokenizer, tokens, params.stop) for _ in range(params.n)]
-        return Job(self.engine.add(tokens, params, conversation=conversation), writers)
+        return self.runner.add(tokens, params, conversation=conversation)
 
-    def _step(self, jobs: Sequence["Job"]) -> None:
-        by_request = {id(job.request): job for job in jobs}
-        for event in self.engine.step():
-            job = by_request.get(id(event.sample.request))
-            if job is not None and job.push(event):
-                self.engine.finish(event.sample, "stop")
-        for job in jobs:
-            if job.request.error is not None:
-                raise job.request.error
-
-
-@dataclass(slots=True)
-class Job:
-    """A request and the text of its samples."""
-
-    request: Request
-    writers: list[Writer]
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        return self.request.done
-
-    def push(self, event: Event) -> bool:
-        """Take a token; True when the text has reached a stop string."""
-        sample, sampled = event.sample, event.sampled
-        if sampled.logprob is not None:
-            self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
-        writer = self.writers[sample.index]
-        ended_by_token = sample.finish_reason == "stop"
-        stopped = not ended_by_token and writer.push(sampled.token)
-        if sample.finish_reason or stopped:
-            writer.close()
-        return stopped
-
-    def output(self) -> Output:
-        adoption = self.request.adoption
-        completions = [self._completion(sample) for sample in self.request.samples]
-        return Output(len(self.request.prompt), adoption.reused if adoption else 0, completions)
-
-    def _completion(self, sample: Sample) -> Completion:
-        return Completion(
-            self.writers[sample.index].text,
-            sample.output,
-            sample.finish_reason or "cancelled",
-            self.logprobs.get(sample.index, []),
-        )
+    def stream_job(self, job: Job) -> Iterator[str]:
+        writer, done = job.writers[0], False
+        try:
+            while not done:
+                self.runner.advance(lambda: job.done or writer.ready)
+                done = job.done  # asked before the text is taken: nothing is written after it
+                if piece := writer.take():
+                    yield piece
+            self.runner.wait(job)  # for what made it fail
+        finally:
+            self.runner.cancel(job)
 
 
 def context_of(config: ModelConfig, asked: int | None) -> int:

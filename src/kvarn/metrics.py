@@ -121,7 +121,8 @@ class _EngineCollector(Collector):
         waiting = {id(sample.request) for sample in list(scheduler.waiting)} - running
         yield self._gauge("num_requests_running", "requests being computed", len(running))
         yield self._gauge("num_requests_waiting", "requests waiting for room", len(waiting))
-        yield self._counter("num_preemptions", "samples that lost their room to an older one", stats.preemptions)
+        preemptions = scheduler.n_preemptions
+        yield self._counter("num_preemptions", "samples that lost their room to an older one", preemptions)
         yield self._counter("prompt_tokens", "prompt tokens of answered requests", stats.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "of those, reused from the cache", stats.cached_tokens)
         yield self._counter("generation_tokens", "tokens sampled", stats.generated_tokens)

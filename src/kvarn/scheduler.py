@@ -41,6 +41,7 @@ class Scheduler:
         self.running: list[Sample] = []  # oldest first
         self.kept = Kept(cache)
         self.suspects: deque[Sample] = deque()  # of a step that failed, each to be run alone
+        self.moving: Sample | None = None  # for whom `schedule` is finding room: a fault in it is this one's
         self.n_preemptions = 0
 
     def add(self, sample: Sample) -> None:
@@ -63,8 +64,10 @@ class Scheduler:
             self.kept.keep(conversation, sample.id, sample.tokens[: sample.computed])
         elif sample in self.waiting:
             self.waiting.remove(sample)
+            self.cache.free(sample.id)  # open only where a fault cut its admission short
 
     def schedule(self) -> list[Work]:
+        self.moving = None
         while self.suspects and (self.suspects[0].finish_reason or self._caught_up(self.suspects[0])):
             self.suspects.popleft()  # it has gone, or it came through without a fault
         if self.suspects:
@@ -131,6 +134,7 @@ class Scheduler:
             self._preempt(others[-1])
 
     def _reserve(self, sample: Sample, n: int, work: dict[Sample, int]) -> bool:
+        self.moving = sample
         while not self.cache.reserve(sample.id, sample.computed + n):
             if self.kept.make_room():
                 continue
@@ -158,6 +162,7 @@ class Scheduler:
 
     def _admit(self, sample: Sample, budget: int) -> int:
         """Tokens that the sample starts with; 0, and nothing changed, when there is no room for it now."""
+        self.moving = sample
         adoption = self._start(sample)
         if adoption is None:
             return 0

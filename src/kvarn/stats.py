@@ -13,7 +13,6 @@ class EngineStats:
     prefill_tokens: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0
-    preemptions: int = 0
     peak_blocks: int = 0  # most blocks in use at once
     finished: int = 0  # requests that ended, however
     request_seconds: float = 0.0  # from their arrival to their end, all together

@@ -69,7 +69,7 @@ class Conversation:
             print(HELP)
         elif line == "/clear":
             self.messages = list(self.start)
-            self.llm.engine.forget(CONVERSATION)
+            self.llm.runner.forget(CONVERSATION)
         elif line == "/stats":
             print(self.last)
         else:
@@ -87,7 +87,7 @@ class Conversation:
             for piece in self.llm.stream_job(job):
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
-            self.llm.engine.cancel(job.request)
+            self.llm.runner.cancel(job)
         print()
         spell = partial(self.llm.tokenizer.decode, special=True)
         self.last = f"{in_words(explain(job.request), spell)}\n{summary(job, self.llm.engine.stats)}"

@@ -109,11 +109,12 @@ class Service:
         return [self._order(prompt, call, salt) for prompt in prompts]
 
     def _order(self, prompt: list[int], call: Call, salt: bytes) -> Order:
+        self.llm.engine.check_length(len(prompt))
         room = self.llm.cache.longest + 1 - len(prompt)  # the last token needs no place
         wanted = call.max_tokens
         if wanted is None:
             wanted = room if call.chat else min(COMPLETION_TOKENS, room)
-        elif 0 < room < wanted:
+        elif room < wanted:
             raise Refusal(
                 400,
                 f"the prompt has {len(prompt)} tokens and max_tokens is {wanted}: together more than the "
@@ -121,7 +122,7 @@ class Service:
                 "max_tokens",
                 "context_length_exceeded",
             )
-        params = SamplingParams(max_tokens=max(wanted, 1), **call.settings)
+        params = SamplingParams(max_tokens=wanted, **call.settings)
         return Order(prompt, params, salt, call.cache_priority, call.stream)
 
     async def tokenize(self, request: Request) -> Response:

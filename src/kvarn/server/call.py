@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.explain import Explanation, to_json
-from kvarn.llm import TokenLogprob
+from kvarn.jobs import TokenLogprob
 from kvarn.server.access import Caller
 from kvarn.server.inbox import Answered, Ended, Inbox
 from kvarn.server.protocol import Call

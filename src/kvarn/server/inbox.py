@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvarn.explain import Explanation
-from kvarn.llm import TokenLogprob
+from kvarn.jobs import TokenLogprob
 
 
 class Answered(NamedTuple):

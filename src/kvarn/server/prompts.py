@@ -6,14 +6,12 @@ from typing import Any
 
 from kvarn.llm import LLM
 from kvarn.server.refusal import Refusal
-from kvarn.text.chat import ChatTemplate
 
 
 class Prompts:
     def __init__(self, llm: LLM) -> None:
         self._tokenizer = llm.tokenizer
         self._llm = llm
-        self._context = llm.cache.longest
 
     def plain(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -24,7 +22,7 @@ class Prompts:
 
     def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         self._check_size("".join(message["content"] for message in messages))
-        return self._tokenizer.encode(self._template.render(messages), special=True)
+        return self._llm.render(messages)
 
     def tokenize(self, body: dict[str, Any]) -> list[int]:
         if "messages" in body:
@@ -35,10 +33,6 @@ class Prompts:
     def text(self, tokens: Sequence[int]) -> str:
         self._check_ids(tokens, "tokens")
         return self._tokenizer.decode(tokens, special=True)
-
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        return self._llm.template
 
     @cached_property
     def _longest_token(self) -> int:
@@ -52,10 +46,4 @@ class Prompts:
 
     def _check_size(self, text: str) -> None:
         """Refuse what cannot fit before time is spent on tokens."""
-        least = len(text) // self._longest_token
-        if least > self._context:
-            raise Refusal(
-                400,
-                f"the prompt has at least {least} tokens and the context holds {self._context}: shorten the prompt",
-                code="context_length_exceeded",
-            )
+        self._llm.engine.check_length(len(text) // self._longest_token, at_least=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvarn.explain import Explanation
-from kvarn.llm import TokenLogprob
+from kvarn.jobs import TokenLogprob
 
 LEAST = -9999.0  # JSON has no infinity
 

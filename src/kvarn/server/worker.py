@@ -1,26 +1,26 @@
 """The engine's thread. HTTP hands it commands and gets updates back; neither waits for the other.
 
 A command is a function that runs between two steps. While nothing is to be done the thread sleeps. One step's updates
-cross to the event loop together. One request's fault ends that request; a fault of the engine itself ends them all and
-the server says that it is not healthy.
+cross to the event loop together. Jobs and faults are the runner's (`kvarn.jobs`); only a fault of the engine itself
+ends the thread: all calls end with it, and the server says that it is not healthy.
 """
 
 import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvarn.engine import Event
 from kvarn.explain import explain
-from kvarn.llm import LLM, Job
+from kvarn.jobs import Job, Listener
+from kvarn.llm import LLM
 from kvarn.metrics import Metrics
 from kvarn.request import SamplingParams
 from kvarn.server.inbox import Answered, Ended, Inbox, Update
 from kvarn.server.refusal import Refusal
-from kvarn.text.writer import Writer
 
 log = logging.getLogger("kvarn")
 
@@ -39,26 +39,52 @@ class Order(NamedTuple):
     stream: bool
 
 
-@dataclass(eq=False)
-class Ticket:
-    """An order under way. `job` belongs to the engine's thread."""
+class Ticket(Listener):
+    """An order under way: what becomes of its job goes to its place in an inbox. Belongs to the engine's thread."""
 
-    order: Order
-    inbox: Inbox
-    which: int
-    job: Job | None = None
-    cancelled: bool = False
+    def __init__(self, worker: "Worker", order: Order, inbox: Inbox, which: int) -> None:
+        self.order = order
+        self.job: Job | None = None
+        self._worker = worker
+        self._inbox = inbox
+        self._which = which
+
+    def token(self, job: Job, event: Event) -> None:
+        sample = event.sample
+        self._worker.metrics.token(event.gap)
+        if self.order.stream:
+            text = job.writers[sample.index].take()
+            logprobs = job.logprobs.get(sample.index, [])[-1:]
+            if text or logprobs or sample.finish_reason:
+                self.put(Answered(sample.index, text, logprobs, sample.finish_reason))
+
+    def ended(self, job: Job) -> None:
+        self._worker.close(self)
+        self._worker.metrics.finished(job.request)
+        if not self.order.stream:
+            for index, completion in enumerate(job.output().completions):
+                if completion.finish_reason != "cancelled":
+                    self.put(Answered(index, completion.text, completion.logprobs, completion.finish_reason))
+        n_tokens = sum(sample.n_output for sample in job.request.samples)
+        self.put(Ended(n_tokens, explain(job.request), job.request.error))
+
+    def put(self, update: Update) -> None:
+        self._worker.post(self, update)
+
+    def deliver(self, update: Update) -> None:
+        """On the event loop."""
+        self._inbox.put(self._which, update)
 
 
 class Worker:
     def __init__(self, llm: LLM, metrics: Metrics) -> None:
-        self.llm = llm
         self.engine = llm.engine
+        self.metrics = metrics
         self.fault: Exception | None = None  # what ended the thread
-        self._metrics = metrics
+        self._runner = llm.runner
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._tickets: dict[int, Ticket] = {}  # by request
-        self._outbox: list[tuple[Ticket, Update]] = []
+        self._open: set[Ticket] = set()
+        self._outbox: deque[tuple[Ticket, Update]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvarn-engine", daemon=True)
@@ -77,7 +103,7 @@ class Worker:
         self._thread.join()
 
     def submit(self, order: Order, inbox: Inbox, which: int = 0) -> Ticket:
-        ticket = Ticket(order, inbox, which)
+        ticket = Ticket(self, order, inbox, which)
         self._commands.put(lambda: self._add(ticket))
         return ticket
 
@@ -91,18 +117,27 @@ class Worker:
 
     # -- on the engine's thread ----------------------------------------------------------------------------------
 
+    def post(self, ticket: Ticket, update: Update) -> None:
+        """To be told after the step; a step of another thread (the LLM may be used beside the server) wakes ours."""
+        self._outbox.append((ticket, update))
+        if threading.get_ident() != self._thread.ident:
+            self._commands.put(_nothing)
+
+    def close(self, ticket: Ticket) -> None:
+        self._open.discard(ticket)
+
     def _run(self) -> None:
         try:
             while not self._stopping:
                 self._obey()
                 if self.engine.busy:
-                    self._step()
+                    self._runner.step()
                 self._send()
         except Exception as error:  # noqa: BLE001 (whatever it is, nobody may wait for ever)
             log.error("the engine has failed: %s: %s", type(error).__name__, error)
             self.fault = error
-            for ticket in self._tickets.values():
-                self._put(ticket, dead())
+            for ticket in self._open:
+                ticket.put(dead())
             self._send()
             while not self._stopping:
                 self._commands.get()()
@@ -120,82 +155,40 @@ class Worker:
 
     def _add(self, ticket: Ticket) -> None:
         order = ticket.order
+        self._open.add(ticket)
         try:
             if self.fault is not None:
                 raise dead()
-            writers = [Writer(self.llm.tokenizer, order.prompt, order.params.stop) for _ in range(order.params.n)]
-            request = self.engine.add(order.prompt, order.params, order.salt, priority=order.priority)
+            ticket.job = self._runner.add(
+                order.prompt, order.params, order.salt, priority=order.priority, listener=ticket
+            )
         except Exception as error:  # noqa: BLE001 (a refusal, or a fault that is this request's alone)
-            return self._put(ticket, error)
-        ticket.job = Job(request, writers)
-        self._tickets[request.id] = ticket
-        return self._put(ticket, None)
+            self._open.discard(ticket)
+            return ticket.put(error)
+        return ticket.put(None)
 
     def _cancel(self, ticket: Ticket) -> None:
-        ticket.cancelled = True
-        if ticket.job is not None and not ticket.job.done and self.fault is None:
-            self.engine.cancel(ticket.job.request)
-            self._close(ticket, ticket.job)
+        if ticket.job is not None and self.fault is None:
+            self._runner.cancel(ticket.job)
 
     def _stop(self) -> None:
         self._stopping = True
-        if self.fault is None:
-            for ticket in list(self._tickets.values()):
-                self._cancel(ticket)
-
-    def _step(self) -> None:
-        try:
-            events = self.engine.step()
-        except Exception as error:  # noqa: BLE001 (who is to blame is found by running them one by one)
-            log.error("a step failed: %s: %s", type(error).__name__, error)
-            self.engine.isolate(error)
-            events = []
-        for event in events:
-            try:
-                self._take(event)
-            except Exception as error:  # noqa: BLE001 (text that cannot be written is this request's fault alone)
-                self.engine.fail(event.sample.request, error)
-        for ticket in list(self._tickets.values()):
-            if ticket.job is not None and ticket.job.done:
-                self._close(ticket, ticket.job)
-
-    def _take(self, event: Event) -> None:
-        ticket = self._tickets.get(event.sample.request.id)
-        if ticket is None or ticket.job is None:
-            return
-        self._metrics.token(event.gap)
-        job, sample = ticket.job, event.sample
-        if job.push(event):
-            self.engine.finish(sample, "stop")
-        if ticket.order.stream:
-            text = job.writers[sample.index].take()
-            logprobs = job.logprobs.get(sample.index, [])[-1:]
-            if text or logprobs or sample.finish_reason:
-                self._put(ticket, Answered(sample.index, text, logprobs, sample.finish_reason))
-
-    def _close(self, ticket: Ticket, job: Job) -> None:
-        del self._tickets[job.request.id]
-        self._metrics.finished(job.request)
-        if not ticket.order.stream:
-            for index, completion in enumerate(job.output().completions):
-                whole = (completion.text, completion.logprobs, completion.finish_reason)
-                self._put(ticket, Answered(index, *whole))
-        n_tokens = sum(len(sample.output) for sample in job.request.samples)
-        self._put(ticket, Ended(n_tokens, explain(job.request), job.request.error))
-
-    def _put(self, ticket: Ticket, update: Update) -> None:
-        if not ticket.cancelled or isinstance(update, Ended):
-            self._outbox.append((ticket, update))
+        for ticket in list(self._open):
+            self._cancel(ticket)
 
     def _send(self) -> None:
         if self._outbox and self._loop is not None:
-            batch, self._outbox = self._outbox, []
+            batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
             try:
                 self._loop.call_soon_threadsafe(_deliver, batch)
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 self._stopping = True
 
 
+def _nothing() -> None:
+    """A command that only wakes the thread."""
+
+
 def _deliver(batch: list[tuple[Ticket, Update]]) -> None:
     for ticket, update in batch:
-        ticket.inbox.put(ticket.which, update)
+        ticket.deliver(update)

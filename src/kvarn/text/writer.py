@@ -1,6 +1,7 @@
 """Text as it is written, token by token, with stop strings.
 
-Nothing is handed out that could still turn out to be the beginning of a stop string, and nothing of one ever is.
+Nothing is handed out that could still turn out to be the beginning of a stop string, and nothing of one ever is. One
+thread may take while another one pushes: what is certain does not change any more.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ class Writer:
         self.text = ""  # complete up to the stop string, if there was one
         self._stop = tuple(stop)
         self._detokenizer = Detokenizer(tokenizer, after=prompt)
+        self._certain = 0  # characters of the text that nothing takes back; set after the text
         self._taken = 0
         self._closed = False
 
@@ -26,11 +28,17 @@ class Writer:
         if not self._closed:
             self._add(self._detokenizer.flush())
             self._closed = True
+            self._certain = len(self.text)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        return self._certain > self._taken
 
     def take(self) -> str:
         """What has become certain since the last call."""
-        end = len(self.text) if self._closed else len(self.text) - self._held()
-        piece, self._taken = self.text[self._taken : end], max(self._taken, end)
+        end = self._certain  # before the text is read, which may grow meanwhile
+        piece, self._taken = self.text[self._taken : end], end
         return piece
 
     def _add(self, piece: str) -> bool:
@@ -43,6 +51,7 @@ class Writer:
         if found:
             self.text = self.text[: min(found)]
             self._closed = True
+        self._certain = max(self._certain, len(self.text) - (0 if self._closed else self._held()))
         return bool(found)
 
     def _held(self) -> int:
