@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.backends.cpu import default_threads
+from kvarn.backends.pool import default_threads
 from kvarn.benchmark.case import Case
 from kvarn.benchmark.ids import RandomIds
 from kvarn.benchmark.machine import Bandwidth, facts

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvarn import scoring
-from kvarn.backends.cpu import default_threads
+from kvarn.backends.pool import default_threads
 from kvarn.benchmark import suite
 from kvarn.benchmark.case import Case, Reading
 from kvarn.benchmark.ids import RandomIds

@@ -115,11 +115,11 @@ def poisoned(llm: LLM, before: Callable[[Any], None] = lambda tokens: None) -> N
     """A program that fails on one token. `before` sees the tokens of every step."""
     run = llm.program.run
 
-    def fail(cache, tokens, *rest):
+    def fail(memory, step, tokens, wanted):
         before(tokens)
         if POISON in tokens:
             raise RuntimeError("a kernel failed")
-        return run(cache, tokens, *rest)
+        return run(memory, step, tokens, wanted)
 
     llm.engine.program.run = fail
 

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import Any
 
-from kvarn.cache.placement import Adoption, Placement, Residency
+from kvarn.cache.placement import Adoption, Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common
+from kvarn.cache.residency import Residency
 from kvarn.cache.sharing import NO_SHARING, match, parting
 from kvarn.cache.step import GroupStep, RowEdit, Step
 from kvarn.cache.usage import GroupMap, PrefixCount, Query, Usage

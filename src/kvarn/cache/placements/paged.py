@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from kvarn.cache.blocks import BlockPool
-from kvarn.cache.placement import Adoption, Geometry, Placement, Reason, Residency, Stop
+from kvarn.cache.placement import Adoption, Geometry, Placement, Reason, Stop
 from kvarn.cache.prefix import ChainHash, Node, PrefixTree, chain_hash
+from kvarn.cache.residency import Residency
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant, OutOfBlocks

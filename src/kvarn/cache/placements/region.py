@@ -7,7 +7,8 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from kvarn.cache.placement import Geometry, Placement, Residency
+from kvarn.cache.placement import Geometry, Placement
+from kvarn.cache.residency import Residency
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant
