@@ -181,53 +181,49 @@ class Engine:
             self.cache.commit(w.sample.id, part)
             w.sample.computed += w.n
         events: list[Event] = []
-        for sample, found in drawn:
+        for samples, found in drawn:
             if isinstance(found, Exception):
-                self.fail(sample.request, found)
+                self.fail(samples[0].request, found)
             else:
-                events += self._take(sample, found)
+                events += self._take(samples, found)
         return events
 
-    def _draw(self, order: list[Work], rows: Floats) -> list[tuple[Sample, list[Sampled] | Exception]]:
-        """The next token of each sample that caught up, and at the end of a prompt the first token of all its
-        siblings. One request's fault is not the others'."""
-        drawn: list[tuple[Sample, list[Sampled] | Exception]] = []
+    def _draw(self, order: list[Work], rows: Floats) -> list[tuple[list[Sample], list[Sampled] | Exception]]:
+        """The next token of each sample that caught up. At the end of a prompt that is the first token of all samples
+        of the request. One request's fault is not the others'."""
+        drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
         for w, row in zip((w for w in order if w.n_rows), rows, strict=True):
             request, sampler = self._requests[w.sample.request.id]
             n_prompt = len(request.prompt)
+            samples = [w.sample]
+            if (
+                w.sample.index == 0 and len(w.sample.tokens) == n_prompt
+            ):  # for the first time: a preemption keeps tokens
+                samples += [s for s in request.samples[1:] if s.finish_reason is None]
+            found: list[Sampled] | Exception
             try:
-                each = (w.sample, *self._siblings(w.sample))
-                drawn.append(
-                    (w.sample, [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in each])
-                )
+                found = [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
             except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's)
-                drawn.append((w.sample, error))
+                found = error
+            drawn.append((samples, found))
         return drawn
 
-    @staticmethod
-    def _siblings(sample: Sample) -> list[Sample]:
-        """Samples that start where this one's prompt ends: it has just been computed, for the first time."""
-        if sample.index or sample.n_output:
-            return []
-        return [s for s in sample.request.samples[1:] if s.finish_reason is None]
-
-    def _take(self, sample: Sample, found: list[Sampled]) -> list[Event]:
-        """The sampled tokens become known; siblings fork off."""
-        request, siblings = sample.request, self._siblings(sample)
-        if sample.index == 0 and not sample.n_output:
+    def _take(self, samples: list[Sample], found: list[Sampled]) -> list[Event]:
+        """The sampled tokens become known; all but the first sample fork off it."""
+        first = samples[0]
+        request = first.request
+        if first.index == 0 and len(first.tokens) == len(request.prompt):
             self.stats.prompt_tokens += len(request.prompt)
             self.stats.cached_tokens += request.adoption.reused if request.adoption else 0
-        events = []
-        for each, sampled in zip((sample, *siblings), found, strict=True):
-            if each is not sample:
-                self.scheduler.adopt_fork(sample, each)
-            each.tokens.append(sampled.token)
-            each.constraint.accept(sampled.token)
-            self.stats.generated_tokens += 1
-            events.append(Event(each, sampled))
-        for event in events:
-            self._check_end(event.sample, event.sampled.token)
-        return events
+        for sample, sampled in zip(samples, found, strict=True):
+            if sample is not first:
+                self.scheduler.adopt_fork(first, sample)
+            sample.tokens.append(sampled.token)
+            sample.constraint.accept(sampled.token)
+        self.stats.generated_tokens += len(samples)
+        for sample, sampled in zip(samples, found, strict=True):
+            self._check_end(sample, sampled.token)
+        return [Event(sample, sampled) for sample, sampled in zip(samples, found, strict=True)]
 
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params

@@ -5,12 +5,16 @@ steps looks at `wanted` after every step and gives way. The turn is handed over 
 ahead. Who steps also tells those whose wait is over; the others sleep on. Nothing in here knows the engine.
 """
 
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType, TracebackType
+
+try:  # CPython's own, without the wrappers that turn numbers into enums: 0.5 us per step instead of 10
+    import _signal as signal  # type: ignore[import-not-found]
+except ImportError:
+    import signal
 
 _MAIN = threading.main_thread().ident
 Ready = Callable[[], bool]  # asked by any thread, at any time: it looks, and neither waits nor raises

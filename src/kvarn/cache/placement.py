@@ -102,6 +102,7 @@ class Placement(ABC, Generic[R]):
         self.spec = geometry.spec
         self.block_size = geometry.block_size
         self.max_chunk = geometry.max_chunk
+        self.ahead = geometry.ahead
         self.sequences: dict[int, R] = {}
         self._copies: list[Copy] = []
 
@@ -282,7 +283,7 @@ class Placement(ABC, Generic[R]):
         return (
             r.length < length <= r.writable
             and length - r.length <= self.max_chunk
-            and r.length - r.committed <= self.geometry.ahead
+            and r.length - r.committed <= self.ahead
         )
 
     def _check_length(self, seq: int, r: R, length: int) -> None:
