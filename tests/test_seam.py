@@ -9,6 +9,7 @@ import tiny
 from harness import Driven, assert_near, backend, bits, chunks, drive, expect, fill_with_nan, inputs, named
 from null_backend import TOKEN
 
+from kvarn import scheduler
 from kvarn.arrays import Doubles
 from kvarn.backends import open_backend
 from kvarn.backends.cpu import Cpu
@@ -239,6 +240,20 @@ def test_a_step_that_is_lost_is_computed_again(monkeypatch: pytest.MonkeyPatch) 
         if request.error is None:
             assert [s.output for s in request.samples] == [s.output for s in wanted.samples]
     assert engine.cache.usage().sequences == engine.cache.usage().blocks_used == 0
+
+
+def test_several_rows_of_a_sequence_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of every row of every chunk: the newest row is sampled, as if it were alone."""
+    prompts, params = [[5, 6, 7, 8, 9], [1], list(range(30, 60))], SamplingParams(max_tokens=8, n=2, seed=1)
+    answers = []
+    for every_row in (False, True):
+        if every_row:
+            monkeypatch.setattr(scheduler, "_work", lambda sample, n: scheduler.Work(sample, n, n))
+        engine = tiny.engine_of(max_batch_tokens=64, max_seqs=6)
+        requests = [engine.add(prompt, params) for prompt in prompts]
+        tiny.finish(engine)
+        answers.append([[sample.output for sample in request.samples] for request in requests])
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.any_backend

@@ -192,13 +192,17 @@ class Engine:
         """The next token of each sample that caught up. At the end of a prompt that is the first token of all samples
         of the request. One request's fault is not the others'."""
         drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
-        for w, row in zip((w for w in order if w.n_rows), rows, strict=True):
+        end = 0
+        for w in order:
+            if not w.n_rows:
+                continue
+            end += w.n_rows
+            row = rows[end - 1]  # of its newest token; what is before it was known
             request, sampler = self._requests[w.sample.request.id]
             n_prompt = len(request.prompt)
             samples = [w.sample]
-            if (
-                w.sample.index == 0 and len(w.sample.tokens) == n_prompt
-            ):  # for the first time: a preemption keeps tokens
+            # Tokens outlive a preemption: this is the first time that the prompt is computed.
+            if w.sample.index == 0 and len(w.sample.tokens) == n_prompt:
                 samples += [s for s in request.samples[1:] if s.finish_reason is None]
             found: list[Sampled] | Exception
             try:
