@@ -249,7 +249,7 @@ def test_several_rows_of_a_sequence_may_be_asked_for(monkeypatch: pytest.MonkeyP
     for every_row in (False, True):
         if every_row:
             monkeypatch.setattr(scheduler, "_work", lambda sample, n: scheduler.Work(sample, n, n))
-        engine = tiny.engine_of(max_batch_tokens=64, max_seqs=6)
+        engine = tiny.engine_of(max_batch_tokens=16, max_seqs=6)
         requests = [engine.add(prompt, params) for prompt in prompts]
         tiny.finish(engine)
         answers.append([[sample.output for sample in request.samples] for request in requests])

@@ -194,10 +194,10 @@ class Engine:
         drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
         end = 0
         for w in order:
-            if not w.n_rows:
-                continue
             end += w.n_rows
-            row = rows[end - 1]  # of its newest token; what is before it was known
+            if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
+                continue
+            row = rows[end - 1]  # of its newest token; what follows the others is known
             request, sampler = self._requests[w.sample.request.id]
             n_prompt = len(request.prompt)
             samples = [w.sample]

@@ -19,7 +19,7 @@ from kvarn.request import Sample
 
 
 class Work(NamedTuple):
-    """Tokens of one sample in one step, and how many of its last rows are sampled: none in the middle of a prompt."""
+    """Tokens of one sample in one step, and of how many of its last rows logits are asked for."""
 
     sample: Sample
     n: int
