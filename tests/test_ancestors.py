@@ -106,7 +106,7 @@ def test_the_second_chunk_does_not_start_at_position_0() -> None:
     cache.open(0)
     for start, stop in ((0, 20), (20, 33), (33, 34)):
         cache.reserve(0, stop)
-        assert cache.prepare([0]).positions.tolist() == list(range(start, stop))
+        assert cache.prepare([0]).positions == list(range(start, stop))
         cache.commit(0, range(start, stop))
 
 

@@ -63,7 +63,7 @@ def test_a_dropped_step_takes_its_sequences_and_no_others() -> None:
     cache = cache_of()
     for seq in (0, 1):
         cache.open(seq)
-    begin(cache, 1, 5)
+    begin(cache, 0, 5, seq=1)
     cache.commit(1, range(5))
     cache.reserve(0, 32)
     assert cache.drop(cache.book.prepare([0])) == [0]
@@ -133,12 +133,12 @@ def test_tokens_that_are_no_ids(bad) -> None:
     with pytest.raises(BadStep, match="tokens must be integers"):
         cache.adopt(0, bad)
     cache.reserve(0, 20)
-    cache.prepare([0])
+    cache.launched(cache.prepare([0]))
     with pytest.raises(BadStep, match="tokens must be integers"):
-        cache.commit(0, [*range(16), *bad] if isinstance(bad, list) else bad)
+        cache.book.commit(0, [*range(16), *bad] if isinstance(bad, list) else bad)
     cache.check()
     assert cache.length(0) == 0
-    cache.commit(0, np.arange(20))  # NumPy's integers are integers
+    cache.book.commit(0, np.arange(20))  # NumPy's integers are integers
     assert cache.free(0) == 4
     cache.check()
 

@@ -81,7 +81,7 @@ def test_head_dims(dim: int, codec: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("group", range(1, 17))
 def test_groups(group: int, codec: str) -> None:
-    agree(LayerSpec(2 * group, 2, 32), codec, (1, 33, 65))
+    agree(LayerSpec(2 * group, 2, 32, 32), codec, (1, 33, 65))
 
 
 @pytest.mark.parametrize("codec", CODECS)
