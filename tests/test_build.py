@@ -84,3 +84,12 @@ def test_an_axis_is_one_file_per_member_and_one_table(axis: str) -> None:
 def test_files_are_read_in_one_sitting() -> None:
     for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.?pp")]:
         assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_the_readmes_cache_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = [block.split("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:]]
+    (example,) = [block for block in blocks if "KVCache(planned)" in block]
+    exec(compile(example, "README.md", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Adoption(reused=0, ")
+    assert second.startswith("Adoption(reused=99, ")
