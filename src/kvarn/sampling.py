@@ -66,9 +66,10 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
         scores = logits.astype(np.float64)
         for edit in edits:
             edit(scores, history)
-        constraint.mask(scores)
-        if np.isneginf(scores.max()):
-            raise KvarnError("the constraint of this request allows no token at all")
+        if constraint is not FREE:
+            constraint.mask(scores)
+            if np.isneginf(scores.max()):
+                raise KvarnError("the constraint of this request allows no token at all")
         token = choose(scores, k, history.n_output)
         return Sampled(token, *report(logits, token))
 

@@ -9,7 +9,7 @@ class EngineStats:
     prompt_tokens: int = 0  # of requests that were admitted
     cached_tokens: int = 0  # of those, reused from the cache
     generated_tokens: int = 0
-    prefill_seconds: float = 0.0  # steps in which some sample had more than one new token
+    prefill_seconds: float = 0.0  # steps that computed something of a prompt, or what a preemption lost
     prefill_tokens: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0

@@ -131,10 +131,11 @@ class KVCache:
     def launched(self, step: Step) -> None:
         """Advance every sequence of the step over all its new tokens."""
         with self._lock:
-            for seq, n in zip(step.seqs, step.n_new, strict=True):
-                entry = self._entry(seq)
+            entries = [self._entry(seq) for seq in step.seqs]
+            for seq, entry, n in zip(step.seqs, entries, step.n_new, strict=True):
                 if entry.residencies[0].length + n != entry.prepared:
                     raise BadStep(f"sequence {seq}: it has moved since this step of {n} tokens was prepared")
+            for entry in entries:
                 for r in entry.residencies:
                     r.length = r.reserved = entry.prepared
                 entry.prepared = 0
@@ -172,7 +173,7 @@ class KVCache:
             self._entries[child] = _Entry(self._free_rows.pop(), residencies)
             return True
 
-    def free(self, seq: int, intact: bool = True) -> int:
+    def free(self, seq: int) -> int:
         """Blocks given back; 0 for a sequence that is not open, so that freeing twice is safe."""
         with self._lock:
             entry = self._entries.pop(seq, None)
@@ -181,7 +182,7 @@ class KVCache:
             if entry.asked is not None:  # freed before anything was computed, as while it waits for room: no query
                 self._prefixes.take_back(entry.asked)
             self._free_rows.append(entry.row)  # whoever gets the row next writes it anew
-            return sum(p.free(seq, intact) for p in self.placements)
+            return sum(p.free(seq) for p in self.placements)
 
     def drop(self, step: Step) -> list[int]:
         """The step will not be applied: its moves and edits are lost, and so is every open sequence that relies on
@@ -192,9 +193,9 @@ class KVCache:
                 targets = {move.dst for move in group.moves}
                 lost |= {seq for seq, r in placement.sequences.items() if targets.intersection(r.blocks)}
             for seq in lost:
-                self.free(seq, intact=False)
+                self.free(seq)
             for placement, group in zip(self.placements, step.groups, strict=True):
-                placement.discard(move.dst for move in group.moves)  # one who left since may have been remembered
+                placement.discard(move.dst for move in group.moves)  # whoever left it, just now or before
             return sorted(lost)
 
     def length(self, seq: int) -> int:

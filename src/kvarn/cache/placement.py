@@ -252,14 +252,13 @@ class Placement(ABC, Generic[R]):
         r = self.residency(seq)
         return list(zip(r.blocks, r.firsts, strict=True))
 
-    def free(self, seq: int, intact: bool = True) -> int:
-        """Give back the sequence's blocks; how many it held. Freeing twice is safe and answers 0. Not `intact`: a copy
-        into its unfilled block was lost, so that what is in it must not be reused."""
+    def free(self, seq: int) -> int:
+        """Give back the sequence's blocks; how many it held. Freeing twice is safe and answers 0."""
         r = self.sequences.pop(seq, None)
         if r is None:
             return 0
         held = len(r.blocks)
-        self._released(r, intact)
+        self._released(r)
         return held
 
     def discard(self, blocks: Iterable[int]) -> None:
@@ -362,7 +361,7 @@ class Placement(ABC, Generic[R]):
     def _forked(self, source: R) -> R: ...
 
     @abstractmethod
-    def _released(self, r: R, intact: bool) -> None: ...
+    def _released(self, r: R) -> None: ...
 
     @abstractmethod
     def _check_pool(self) -> None: ...

@@ -116,6 +116,11 @@ class Group:
     blocks_per_sequence: int
 
     @property
+    def bytes_per_token(self) -> int:
+        """Over its layers, scales and repeated heads included."""
+        return len(self.layers) * self.parts.block_bytes // self.geometry.block_size
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence that the group holds when it is alone."""
         if self.blocks_per_sequence <= self.geometry.n_blocks:
@@ -165,9 +170,9 @@ class Plan:
         """Bytes of cells that attention reads in this step, over all layers: what its queries may see, each once."""
         total = 0
         for group, changes in zip(self.groups, step.groups, strict=True):
-            spec, per_token = group.geometry.spec, group.parts.block_bytes // group.geometry.block_size
+            spec = group.geometry.spec
             keys = sum(spec.seen(length - n, length) for length, n in zip(changes.kv_len, step.n_new, strict=True))
-            total += len(group.layers) * per_token * keys
+            total += group.bytes_per_token * keys
         return total
 
     def group_of(self, layer: int) -> int:
@@ -180,7 +185,7 @@ class Plan:
     @property
     def bytes_per_token(self) -> int:
         """Over all layers, scales and repeated heads included."""
-        return sum(len(group.layers) * group.parts.block_bytes // group.geometry.block_size for group in self.groups)
+        return sum(group.bytes_per_token for group in self.groups)
 
 
 def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:

@@ -248,8 +248,8 @@ class Paged(Placement[PagedResidency]):
         r.node.growing[r] = None
         return r
 
-    def _released(self, r: PagedResidency, intact: bool) -> None:
-        tail = r.tail_block if intact else None
+    def _released(self, r: PagedResidency) -> None:
+        tail = r.tail_block
         mine = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
         self.tree.end(r, r.node, tail if mine else None)
         self._give_back(r.blocks, r.priority)

@@ -88,7 +88,7 @@ class Region(Placement[RegionResidency]):
         child.end = ceil_div(source.length, self.block_size)
         return child
 
-    def _released(self, r: RegionResidency, intact: bool) -> None:
+    def _released(self, r: RegionResidency) -> None:
         if r.base is not None:
             self._free.append(r.base)
 
