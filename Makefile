@@ -47,8 +47,7 @@ fuzz: $(STAMP)
 
 # Every kernel of every instruction set with its memory and arithmetic watched, in an environment of its own.
 SANE := build/sanitize
-SANE_TESTS ?= tests/test_native_attention.py tests/test_packing.py tests/test_linear.py tests/test_native_boundary.py \
-              tests/test_codecs.py tests/test_items_c_attention.py tests/test_arithmetic.py tests/test_hidden_states.py
+SANE_TESTS ?= tests/backends tests/test_arithmetic.py
 # The portable kernels are slow there: long texts are left to the other sets, whose chunks and tiles are the same.
 SANE_ONLY ?= not (portable and (257 or 511 or 512 or 513 or 2047 or 2048 or 2049))
 sanitize: $(SANE)/.installed

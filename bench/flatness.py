@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from kvarn.backends.pool import default_threads
-from kvarn.benchmark.case import Case
-from kvarn.benchmark.ids import RandomIds
-from kvarn.benchmark.machine import Bandwidth, facts
-from kvarn.benchmark.subject import EngineSubject, Setup, build
+from kvarn.bench.case import Case
+from kvarn.bench.ids import RandomIds
+from kvarn.bench.machine import Bandwidth, facts
+from kvarn.bench.subject import EngineSubject, Setup, build
 from kvarn.cli.bench import numbers
-from kvarn.cli.text import print_table
+from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from kvarn.cli.text import print_table
+from kvarn.cli.table import print_table
 
 MAIN = "import sys; from kvarn.cli import main; sys.exit(main())"
 

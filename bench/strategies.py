@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from kvarn import scoring
 from kvarn.backends.pool import default_threads
-from kvarn.benchmark import suite
-from kvarn.benchmark.case import Case, Reading
-from kvarn.benchmark.ids import RandomIds
-from kvarn.benchmark.machine import Bandwidth, facts
-from kvarn.benchmark.subject import EngineSubject, Setup, build
+from kvarn.bench import suite
+from kvarn.bench.case import Case, Reading
+from kvarn.bench.ids import RandomIds
+from kvarn.bench.machine import Bandwidth, facts
+from kvarn.bench.subject import EngineSubject, Setup, build
 from kvarn.cli.bench import numbers
 from kvarn.cli.flags import read_text
-from kvarn.cli.text import human_bytes, print_table
+from kvarn.cli.table import human_bytes, print_table
+from kvarn.engine import scoring
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvarn.benchmark.peers import LLAMA_CPP
-from kvarn.cli.text import print_table
+from kvarn.bench.peers import LLAMA_CPP
+from kvarn.cli.table import print_table
 from kvarn.loading.pull import models_folder
 
 QWEN = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"

@@ -4,7 +4,7 @@
     python scripts/golden_tiny.py
 
 Writes tests/golden/tiny.json: for each variant the eight most likely next tokens and their log-probabilities at every
-position of 60 random tokens. The models are made by tests/tiny_gguf.py, the same bytes each time.
+position of 60 random tokens. The models are made by tests/support/tiny_gguf.py, the same bytes each time.
 """
 
 import json
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
 
 import golden_llamacpp  # noqa: E402
-import tiny_gguf  # noqa: E402
+from support import tiny_gguf  # noqa: E402
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python scripts/golden_tokens.py MODEL_FOLDER [NAME ...]
 
-Needs the PyPI packages xllamacpp and gguf; run it when tests/hard_texts.py
+Needs the PyPI packages xllamacpp and gguf; run it when tests/support/hard_texts.py
 changes. The tests only read its result.
 Each text is asked for twice: as plain text and with control tokens recognized.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 import xllamacpp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-import golden_tokens
-from hard_texts import hard_texts
+from support import golden_tokens
+from support.hard_texts import hard_texts
 
 
 class Peer:

@@ -12,31 +12,19 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "kvarn"
 ALLOWED: dict[str, set[str]] = {
+    "arrays": {"numpy"},
     "cache": {"errors"},  # integers: no array, no device, no extension
     "graph": {"errors"},
     "models": {"graph", "cache.spec", "errors", "numpy"},
-    "text": {"errors", "isa", "numpy", "jinja2", "tokenizers"},
-    "loading": {"errors", "progress", "models", "graph", "numpy", "gguf", "safetensors", "huggingface_hub"},
-    "arrays": {"numpy"},
-    "constraint": {"arrays"},
-    "request": {"cache", "constraint", "errors"},
+    "text": {"errors", "native", "numpy", "jinja2", "tokenizers"},
+    "loading": {"arrays", "errors", "models", "graph", "numpy", "gguf", "safetensors", "huggingface_hub"},
+    # The engine speaks token ids: no text, no HTTP, no metrics, and of the backends the interface alone.
+    "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "numpy"},
+    "jobs": {"engine", "text", "errors"},
+    "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "numpy"},
 }
-# The engine speaks token ids: no text, no HTTP, no metrics, and of the backends the interface alone.
-ENGINE = (
-    "engine",
-    "scheduler",
-    "kept",
-    "request",
-    "sampling",
-    "stats",
-    "explain",
-    "config",
-    "constraint",
-    "scoring",
-    "turn",
-)
-BELOW_ENGINE = {"arithmetic", "arrays", "backends.base", "cache", "errors", "numpy", *ENGINE}
-ALLOWED |= {name: ALLOWED.get(name, BELOW_ENGINE) for name in ENGINE}
+# The extension has one door, and these are all who use it.
+NATIVE = {"native", "arithmetic", "text", "backends", "bench"}
 
 
 def imports(path: Path) -> set[str]:
@@ -76,6 +64,9 @@ def violations(source: Path = SOURCE) -> list[str]:
                 continue
             if not any(short == each or short.startswith(f"{each}.") for each in allowed):
                 problems.append(f"{path.relative_to(source)}: {part} may not import {name}")
+    for part in sorted(set(graph) - NATIVE):
+        for name in sorted({"kvarn.native", "kvarn._native"} & graph[part].keys()):
+            problems.append(f"{graph[part][name].relative_to(source)}: {part} may not import {name}")
     parts = {part: {part_of(n) for n in names if n.startswith("kvarn.")} - {part} for part, names in graph.items()}
     return problems + [f"a cycle of imports: {' -> '.join(cycle)}" for cycle in cycles(parts)]
 

@@ -16,20 +16,20 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import tiny_gguf
-from harness import Driven, load_program, load_weights, score
+from support import tiny_gguf
+from support.harness import Driven, load_program, load_weights, score
 
-from kvarn import isa
+from kvarn import native
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
+from kvarn.engine.request import SamplingParams
+from kvarn.engine.sampling import History, log_softmax, make_sampler
 from kvarn.graph.ops import Llama3Scaling, Rope, YarnScaling
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.models.rope import frequencies, magnitude
-from kvarn.request import SamplingParams
-from kvarn.sampling import History, log_softmax, make_sampler
 
 CHUNKS = {"llama": (60, 7, 1), "gemma3": (60, 7, 1)}  # and every instruction set; the others' code is the same
 
@@ -71,20 +71,20 @@ def models(folder: Path) -> dict[str, str]:
         slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint), pool)
         runs = [logits(slow, Reference(), variant, "bf16", chunk) for chunk in CHUNKS.get(variant, (60, 16))]
         found[f"reference {variant}"] = digest(same(runs))
-        for order in isa.ORDERS:
-            isa.select_order(order)
-            found[f"cpu {variant} {order}"] = digest(same(native(checkpoint, pool, variant)))
+        for order in native.SUM_ORDERS:
+            native.select_sum_order(order)
+            found[f"cpu {variant} {order}"] = digest(same(on_cpu(checkpoint, pool, variant)))
     return found
 
 
-def native(checkpoint: Checkpoint, pool: isa.Pool, variant: str) -> list[np.ndarray]:
+def on_cpu(checkpoint: Checkpoint, pool: native.Pool, variant: str) -> list[np.ndarray]:
     program = load_program(checkpoint, pool)
     runs = [logits(program, Cpu(pool), variant, "bf16", chunk) for chunk in CHUNKS.get(variant, (60,))]
-    best = isa.current()
-    for name in isa.available() if variant in CHUNKS else ():
-        isa.select(name)
+    best = native.isa()
+    for name in native.isas() if variant in CHUNKS else ():
+        native.select_isa(name)
         runs.append(logits(load_program(checkpoint, pool), Cpu(pool), variant, "bf16", 60))
-    isa.select(best)
+    native.select_isa(best)
     return runs
 
 

@@ -2,9 +2,8 @@ import os
 import signal
 from collections.abc import Iterator
 
-import harness
 import pytest
-import tiny
+from support import harness, tiny
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 
-from book import CONFIGS, Book
+from support.book import CONFIGS, Book
 
 RUN = 2000
 CHECK_EVERY = 20

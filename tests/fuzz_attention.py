@@ -13,9 +13,21 @@ import traceback
 from dataclasses import dataclass, replace
 
 import numpy as np
-from harness import Driven, Schedule, assert_near, bits, drive, expect, fill_with_nan, moved, pool, using, workload
+from support.harness import (
+    Driven,
+    Schedule,
+    assert_near,
+    bits,
+    drive,
+    expect,
+    fill_with_nan,
+    moved,
+    pool,
+    using,
+    workload,
+)
 
-from kvarn import isa
+from kvarn import native
 from kvarn.backends.base import Counters
 from kvarn.backends.cpu import Cpu
 from kvarn.cache.codec import CODECS
@@ -87,7 +99,7 @@ def make(seed: int, most: int = 513) -> Case:
     second = config(rng.choice(["contiguous", "paged"]), max(lengths.values()))
     whole = [{seq: n} for seq, n in lengths.items()]
     second = replace(second, codec=first.codec)
-    return Case(first, schedule, second, whole, rng.choice([1, 2, 3]), rng.choice(isa.ORDERS))
+    return Case(first, schedule, second, whole, rng.choice([1, 2, 3]), rng.choice(native.SUM_ORDERS))
 
 
 def steps(lengths: dict[int, int], rng: random.Random) -> Schedule:
@@ -112,7 +124,7 @@ def run(config: CacheConfig, schedule: Schedule, data: dict, threads: int) -> tu
 def check(case: Case, seed: int) -> int:
     """Returns the rows that were compared."""
     data = workload(case.config, case.schedule, seed)
-    best, *others = isa.available()
+    best, *others = native.isas()
     with using(best, case.order):
         output, counters = run(case.config, case.schedule, data, 2)
         for key, x in data.items():
@@ -145,7 +157,7 @@ def main() -> int:
             traceback.print_exc()
             print(f"\nFAILED: --seed {seed} --cases 1\n{case}", file=sys.stderr)
             return 1
-    print(f"{args.cases} cases, {rows:,} rows, {', '.join(isa.available())}: clean, {time.monotonic() - start:.0f} s")
+    print(f"{args.cases} cases, {rows:,} rows, {', '.join(native.isas())}: clean, {time.monotonic() - start:.0f} s")
     return 0
 
 

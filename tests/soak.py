@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from serving import Served, serve, tiny_model
+from support.serving import Served, serve, tiny_model
 
 RUBBISH = [
     b"",

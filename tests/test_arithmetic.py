@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import bits
+from support.harness import bits
 
 from kvarn import arithmetic
 from kvarn.graph.ops import Rope

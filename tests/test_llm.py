@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from models import model
+from support.models import model
 
-from kvarn import LLM, KvarnError, SamplingParams, isa
+from kvarn import LLM, KvarnError, SamplingParams, native
 from kvarn.cli import main
 from kvarn.text.writer import Writer
 
@@ -138,7 +138,7 @@ def test_run_json(capsys: pytest.CaptureFixture) -> None:
     assert cache["bytes_written"] == 9 * 2 * 30 * 3 * 64 * 2, "prompt + generated - 1 tokens"
     assert cache["bytes_read"] == sum((4, 5, 6, 7, 8, 9)) * 2 * 30 * 3 * 64 * 2
     assert facts["kernels"] == {"prefill": 30, "decode": 5 * 30}
-    assert facts["backend"] == {"name": "cpu", "isa": isa.current(), "order": isa.order()}, "native, unasked"
+    assert facts["backend"] == {"name": "cpu", "isa": native.isa(), "order": native.sum_order()}, "native, unasked"
 
 
 @pytest.mark.parametrize(

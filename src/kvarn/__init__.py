@@ -8,9 +8,9 @@ Names are loaded when they are first used, so that importing the package costs n
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvarn.engine.request import SamplingParams
     from kvarn.errors import KvarnError
     from kvarn.llm import LLM, Completion, Output
-    from kvarn.request import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Completion", "KvarnError", "Output", "SamplingParams", "__version__"]
@@ -19,7 +19,7 @@ _HOMES = {
     "LLM": "kvarn.llm",
     "Completion": "kvarn.llm",
     "Output": "kvarn.llm",
-    "SamplingParams": "kvarn.request",
+    "SamplingParams": "kvarn.engine.request",
     "KvarnError": "kvarn.errors",
 }
 

@@ -12,29 +12,28 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn import _native
+from kvarn import native
 from kvarn.arrays import Doubles, Floats
-from kvarn.isa import Pool
 
-_ALONE = Pool(1)
+_ALONE = native.Pool(1)
 
 
 def exp(x: Doubles) -> Doubles:
     """Infinity above 709.78, 0 below -708."""
     out = np.empty(x.shape)
-    _native.exp(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
+    native.exp(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
     return out
 
 
 def log(x: Doubles) -> Doubles:
     out = np.empty(x.shape)
-    _native.log(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
+    native.log(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
     return out
 
 
 def sin_cos(x: Doubles) -> tuple[Doubles, Doubles]:
     sin, cos = np.empty(x.shape), np.empty(x.shape)
-    _native.sin_cos(np.ascontiguousarray(x).reshape(-1), sin.reshape(-1), cos.reshape(-1))
+    native.sin_cos(np.ascontiguousarray(x).reshape(-1), sin.reshape(-1), cos.reshape(-1))
     return sin, cos
 
 
@@ -43,12 +42,12 @@ def total(x: Doubles) -> Doubles:
     return np.asarray(np.cumsum(x, axis=-1)[..., -1])
 
 
-def dots(a: Floats, b: Floats, pool: Pool = _ALONE) -> Floats:
+def dots(a: Floats, b: Floats, pool: native.Pool = _ALONE) -> Floats:
     """a [..., m, k] times b [..., n, k] transposed, [..., m, n]: each output in float64, rounded once."""
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     (*batch, m, k), n = a.shape, b.shape[-2]
     out = np.empty((prod(batch), m, n), np.float32)
-    _native.dots(pool, a.reshape(len(out), m, k), b.reshape(len(out), n, -1), out)
+    native.dots(pool, a.reshape(len(out), m, k), b.reshape(len(out), n, -1), out)
     return out.reshape(*batch, m, n)
 
 
@@ -57,5 +56,5 @@ def weigh(weights: Floats, seen: NDArray[np.bool_], v: Floats) -> Floats:
     they hold."""
     batch, m, _ = weights.shape
     out = np.empty((batch, m, v.shape[-1]), np.float32)
-    _native.weigh(np.ascontiguousarray(weights), np.ascontiguousarray(seen), np.ascontiguousarray(v), out)
+    native.weigh(np.ascontiguousarray(weights), np.ascontiguousarray(seen), np.ascontiguousarray(v), out)
     return out

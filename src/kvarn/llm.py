@@ -5,7 +5,7 @@
     print(llm.generate("The quick brown fox")[0].text)
 
 Text comes in and goes out here; underneath there are only token ids. Any number of threads may use one LLM, and streams
-may be read side by side: all that is under way is computed together (`kvarn.jobs`).
+may be read side by side: all that is under way is computed together (`kvarn.jobs.runner`).
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -17,16 +17,17 @@ from kvarn.backends import open_backend
 from kvarn.backends.base import Backend, Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
-from kvarn.config import EngineConfig
-from kvarn.engine import Engine
+from kvarn.engine.config import EngineConfig
+from kvarn.engine.engine import Engine
+from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
-from kvarn.jobs import Completion, Job, Output, Runner, TokenLogprob
+from kvarn.jobs.job import Completion, Job, Output, TokenLogprob
+from kvarn.jobs.runner import Runner
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
 from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
-from kvarn.progress import Progress, quiet
-from kvarn.request import SamplingParams
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from kvarn.cache.plan import Plan
 from kvarn.cache.step import Step
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress
 from kvarn.models.config import ModelConfig
-from kvarn.progress import Progress
 
 
 @dataclass(slots=True)

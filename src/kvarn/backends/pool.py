@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from kvarn.errors import KvarnError
-from kvarn.isa import Pool
+from kvarn.native import Pool
 
 MOST_THREADS = 1024
 

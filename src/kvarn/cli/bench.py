@@ -7,19 +7,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvarn import progress
 from kvarn.backends import BACKENDS
 from kvarn.backends.pool import default_threads
-from kvarn.benchmark import suite
-from kvarn.benchmark.case import Case, cases
-from kvarn.benchmark.machine import Bandwidth, facts
-from kvarn.benchmark.peers import connect
-from kvarn.benchmark.subject import Setup
+from kvarn.bench import suite
+from kvarn.bench.case import Case, cases
+from kvarn.bench.machine import Bandwidth, facts
+from kvarn.bench.peers import connect
+from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
-from kvarn.cli import bench_serve, flags
-from kvarn.cli.text import print_table
+from kvarn.cli import bench_serve, flags, progress
+from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 

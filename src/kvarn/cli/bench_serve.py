@@ -7,11 +7,11 @@ import os
 import sys
 from typing import Any
 
-from kvarn.cli.text import print_table
+from kvarn.bench.load.client import Outcome, Target
+from kvarn.bench.load.report import parse_goal, summarize
+from kvarn.bench.load.traffic import Traffic
+from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
-from kvarn.load.client import Outcome, Target
-from kvarn.load.report import parse_goal, summarize
-from kvarn.load.traffic import Traffic
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,10 @@ from io import TextIOWrapper
 
 from kvarn.cli import flags
 from kvarn.cli.run import summary
+from kvarn.engine.explain import explain, in_words
+from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
-from kvarn.explain import explain, in_words
 from kvarn.llm import LLM
-from kvarn.request import SamplingParams
 
 CONVERSATION = "chat"  # there is one
 HELP = """/help     this text

@@ -9,7 +9,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from kvarn.cli.text import speaks_utf8
+from kvarn.cli.table import speaks_utf8
 from kvarn.errors import KvarnError
 
 

@@ -5,14 +5,14 @@ import sys
 from io import TextIOWrapper
 from pathlib import Path
 
-from kvarn import progress
 from kvarn.backends import BACKENDS
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
+from kvarn.cli import progress
+from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
-from kvarn.request import SamplingParams
 
 UNBOUNDED = 1 << 30  # tokens: the context ends an answer before
 SHORT = {"batch_size": "-b", "parallel": "-np", "ctx_size": "-c"}  # where people give the short name

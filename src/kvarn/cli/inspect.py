@@ -2,19 +2,15 @@
 
 import argparse
 import json
-from math import prod
 
-from kvarn import progress
-from kvarn.backends.cpu.program import LANES, pack
-from kvarn.backends.pool import make_pool
+from kvarn.backends.cpu.program import packed_size
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
-from kvarn.cache.spec import ceil_div
 from kvarn.cache.strategy import STRATEGIES
+from kvarn.cli import progress
 from kvarn.cli.flags import at_least
-from kvarn.cli.text import human_bytes, print_table
+from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
-from kvarn.isa import Pool
 from kvarn.llm import context_of
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import TensorInfo
@@ -39,11 +35,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
-    config, pool = checkpoint.config, make_pool(None)
+    config = checkpoint.config
     at_least(0, ctx_size=args.ctx_size)
     at_least(1, window=args.window)
     context = context_of(config, args.ctx_size)
-    tensors = [tensor_row(checkpoint, info, pool) for info in checkpoint.infos]
+    tensors = [tensor_row(checkpoint, info) for info in checkpoint.infos]
     return {
         "name": config.name,
         "architecture": config.architecture,
@@ -64,14 +60,11 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
     }
 
 
-def tensor_row(checkpoint: Checkpoint, info: TensorInfo, pool: Pool) -> dict[str, object]:
-    """What is stored, and what it becomes: seen by packing its first 16 rows."""
-    packed, nbytes = "F32", 4 * prod(info.shape)
-    if len(info.shape) > 1:
-        weight = pack(checkpoint, info.name, pool, LANES)
-        packed, nbytes = weight.kind, weight.nbytes * ceil_div(info.shape[0], LANES)
+def tensor_row(checkpoint: Checkpoint, info: TensorInfo) -> dict[str, object]:
+    """What is stored, and what it becomes in memory."""
+    packed = packed_size(checkpoint, info.name)
     stored = {"name": info.name, "shape": list(info.shape), "type": info.type, "bytes": info.nbytes}
-    return {**stored, "packed": packed, "packed_bytes": nbytes}
+    return {**stored, "packed": packed.kind, "packed_bytes": packed.nbytes}
 
 
 def by_type(tensors: list[dict[str, object]]) -> list[dict[str, object]]:

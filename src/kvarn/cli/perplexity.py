@@ -4,8 +4,8 @@ import argparse
 import json
 import sys
 
-from kvarn import scoring
 from kvarn.cli import flags
+from kvarn.engine import scoring
 from kvarn.llm import context_of
 
 

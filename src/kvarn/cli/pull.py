@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvarn import progress
+from kvarn.cli import progress
 from kvarn.loading.pull import resolve
 
 

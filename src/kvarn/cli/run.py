@@ -5,11 +5,10 @@ import json
 import sys
 import time
 
-from kvarn import trace
-from kvarn.cli import flags
-from kvarn.cli.text import speaks_utf8
+from kvarn.cli import flags, trace
+from kvarn.cli.table import speaks_utf8
+from kvarn.engine.stats import EngineStats
 from kvarn.llm import LLM, Job
-from kvarn.stats import EngineStats
 
 
 def add(parser: argparse.ArgumentParser) -> None:

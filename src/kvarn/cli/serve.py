@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from kvarn.cli import flags
-from kvarn.cli.text import human_bytes
+from kvarn.cli.table import human_bytes
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
-from kvarn.metrics import Prometheus
 from kvarn.server.access import Access
 from kvarn.server.app import Limits, Service
+from kvarn.server.metrics import Prometheus
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
 

@@ -21,7 +21,7 @@ from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
-from kvarn.cli.text import human_bytes, print_table
+from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
 
 DECODED = 16  # tokens of the run that are decoded one by one, after the prefill

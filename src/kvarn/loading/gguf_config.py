@@ -7,10 +7,10 @@ import numpy as np
 
 from kvarn.errors import BadModel
 from kvarn.graph.ops import FactorScaling, LinearScaling, Rope, RopeScaling, YarnScaling
-from kvarn.loading.architectures import checked, known, known_windows
-from kvarn.loading.fields import Fields
+from kvarn.loading.checks import checked, known, known_windows
 from kvarn.loading.gguf import GGUFFile
 from kvarn.loading.quants import dequantize
+from kvarn.loading.settings import Fields
 from kvarn.models.config import ModelConfig
 from kvarn.models.rope import yarn_magnitude
 

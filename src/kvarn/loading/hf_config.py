@@ -10,8 +10,8 @@ from typing import Any
 
 from kvarn.errors import BadModel
 from kvarn.graph.ops import LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
-from kvarn.loading.architectures import checked, known, known_windows
-from kvarn.loading.fields import Fields
+from kvarn.loading.checks import checked, known, known_windows
+from kvarn.loading.settings import Fields
 from kvarn.models.config import ModelConfig
 
 ARCHITECTURES = {

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from kvarn.errors import PullFailed
-from kvarn.progress import Progress, quiet
+from kvarn.loading.progress import Progress, quiet
 
 _PIECE = 1 << 20
 _OTHERWISE = "give the path of a .gguf file"

@@ -13,19 +13,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvarn.engine.request import SamplingParams
 from kvarn.llm import LLM
-from kvarn.metrics import CONTENT_TYPE, Prometheus
-from kvarn.request import SamplingParams
 from kvarn.server import protocol
 from kvarn.server.access import Access, Caller
+from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Conversing, fault
+from kvarn.server.metrics import CONTENT_TYPE, Prometheus
 from kvarn.server.openapi import document
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
 from kvarn.server.reply import Reply
-from kvarn.server.residency import residency
 from kvarn.server.worker import Order, Worker
 
 log = logging.getLogger("kvarn")

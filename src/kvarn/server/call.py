@@ -14,9 +14,9 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from kvarn.engine.explain import Explanation, to_json
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
-from kvarn.explain import Explanation, to_json
-from kvarn.jobs import TokenLogprob
+from kvarn.jobs.job import TokenLogprob
 from kvarn.server.access import Caller
 from kvarn.server.inbox import Answered, Ended, Inbox
 from kvarn.server.protocol import Call

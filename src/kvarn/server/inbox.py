@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvarn.explain import Explanation
-from kvarn.jobs import TokenLogprob
+from kvarn.engine.explain import Explanation
+from kvarn.jobs.job import TokenLogprob
 
 
 class Answered(NamedTuple):

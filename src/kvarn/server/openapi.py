@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn import __version__
-from kvarn.server.fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
+from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
 from kvarn.server.schema import Schema, nullable
 
 Json = dict[str, Any]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from kvarn.server.fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
 from kvarn.server.refusal import Refusal
+from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
 from kvarn.server.schema import Schema, problem, show
 
 MOST_CHOICES = 128  # prompts times n of one call

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvarn.explain import Explanation
-from kvarn.jobs import TokenLogprob
+from kvarn.engine.explain import Explanation
+from kvarn.jobs.job import TokenLogprob
 
 LEAST = -9999.0  # JSON has no infinity
 

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvarn.engine import Event
-from kvarn.explain import explain
-from kvarn.jobs import Job, Listener
+from kvarn.engine.engine import Event
+from kvarn.engine.explain import explain
+from kvarn.engine.request import SamplingParams
+from kvarn.jobs.job import Job, Listener
 from kvarn.llm import LLM
-from kvarn.metrics import Metrics
-from kvarn.request import SamplingParams
 from kvarn.server.inbox import Answered, Ended, Inbox, Update
+from kvarn.server.metrics import Metrics
 from kvarn.server.refusal import Refusal
 
 log = logging.getLogger("kvarn")

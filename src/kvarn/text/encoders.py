@@ -13,8 +13,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models
 
+from kvarn import native
 from kvarn.errors import KvarnError
-from kvarn.isa import native
 from kvarn.text.pretokenizers import IGNORE_MERGES, pretokenizer
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvarn.text import folder, gguf
+from kvarn.text import from_folder, from_gguf
 from kvarn.text.encoders import Encoder
 from kvarn.text.pieces import Pieces
 from kvarn.text.vocabulary import Vocabulary
@@ -24,12 +24,12 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """From the `tokenizer.*` keys of a GGUF file (and `general.name`). Arrays may be lists or NumPy arrays."""
-        return cls(*gguf.read(metadata))
+        return cls(*from_gguf.read(metadata))
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
         """From tokenizer.json and the files beside it, as models are published on the Hugging Face hub."""
-        return cls(*folder.read(Path(path)))
+        return cls(*from_folder.read(Path(path)))
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
         """`bos=None`: what the model says. A BOS that the text brings along (`special`) is not doubled."""

@@ -1,10 +1,10 @@
 """The CPU backend: native kernels over the cache where it lies, and models recorded into native programs.
 
 Memory is the host's (backends/host.py) in large pages, with a native view of it; `program.py` runs models. Both use one
-pool of threads. Instruction sets are chosen at run time (kvarn.isa).
+pool of threads. Instruction sets are chosen at run time (kvarn.native).
 """
 
-from kvarn import isa
+from kvarn import native
 from kvarn.backends.cpu.memory import CpuKernels, CpuMemory
 from kvarn.backends.cpu.program import CpuProgram, load_program
 from kvarn.backends.host import HostMemory, memory_bytes
@@ -13,14 +13,14 @@ from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.progress import Progress
+from kvarn.loading.progress import Progress
 
 
 class Cpu:
     name = "cpu"
     default_layout = "columns"
 
-    def __init__(self, pool: isa.Pool | None = None) -> None:
+    def __init__(self, pool: native.Pool | None = None) -> None:
         self.pool = pool or make_pool(None)
         self.kernels = CpuKernels(self.pool)
 
@@ -39,7 +39,7 @@ class Cpu:
                     f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cpu backend wants them equal; "
                     "use --backend reference"
                 )
-        return HostMemory(plan, self.kernels, isa.native.arena)  # in large pages: a tile of keys is one of the small
+        return HostMemory(plan, self.kernels, native.arena)  # in large pages: a tile of keys is one of the small
 
     def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> CpuProgram:
         program = load_program(checkpoint, graph, self.pool, progress)
@@ -47,7 +47,7 @@ class Cpu:
         return program
 
     def facts(self) -> dict[str, str]:
-        return {"name": self.name, "isa": isa.current(), "order": isa.order()}
+        return {"name": self.name, "isa": native.isa(), "order": native.sum_order()}
 
 
 def open_backend(threads: int | None) -> Cpu:

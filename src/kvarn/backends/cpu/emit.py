@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvarn import isa
+from kvarn import native
 from kvarn.arrays import Floats
 from kvarn.errors import KvarnError
 from kvarn.graph import kinds
@@ -25,21 +25,21 @@ GATES = {"silu": 0, "gelu": 1}  # as native/rows.hpp numbers them
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    matrices: Mapping[str, isa.Weight]
+    matrices: Mapping[str, native.Weight]
     vectors: Mapping[str, Floats]  # norms and biases
 
 
-def emit(fused: Sequence[Kind], norm_eps: float, weights: Weights, program: isa.Program) -> None:
+def emit(fused: Sequence[Kind], norm_eps: float, weights: Weights, program: native.Program) -> None:
     emitter = _Emitter(fused, norm_eps, weights, program)
     for kind in fused:
         emitter.emit(kind)
 
 
 class _Emitter:
-    def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, program: isa.Program) -> None:
+    def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, program: native.Program) -> None:
         self.eps, self.weights, self.program = norm_eps, weights, program
         self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads to come
-        self.matrices: dict[Value, list[isa.Weight]] = {}  # that read a value
+        self.matrices: dict[Value, list[native.Weight]] = {}  # that read a value
         for kind in fused:
             if isinstance(kind, kinds.Product):
                 self.matrices[kind.x] = [weights.matrices[s.matrix] for s in kind.segments]

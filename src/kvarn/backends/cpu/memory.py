@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvarn import isa
+from kvarn import native
 from kvarn.arrays import Floats
 from kvarn.backends.base import Counters
 from kvarn.backends.host import HostMemory, Store, Table
@@ -18,7 +18,7 @@ class CpuMemory:
 
     def __init__(self, host: HostMemory) -> None:
         self.host = host
-        self.view = isa.native.CacheView()
+        self.view = native.CacheView()
         for table, group in zip(host.tables, host.plan.groups, strict=True):
             _add_group(self.view, table, group.geometry.spec)
         for store, group_index in zip(host.stores, host.group_of, strict=True):
@@ -43,7 +43,7 @@ class CpuMemory:
 class CpuKernels:
     """The kernels one by one. A program calls them natively, all layers in one go."""
 
-    def __init__(self, pool: isa.Pool) -> None:
+    def __init__(self, pool: native.Pool) -> None:
         self._pool = pool
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
@@ -62,22 +62,22 @@ class CpuKernels:
         self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats, prefill: bool
     ) -> None:
         view = _view(store, table, spec)
-        store.counters.read += isa.native.attend(self._pool, view, 0, q, out, scale, prefill, not prefill)
+        store.counters.read += native.attend(self._pool, view, 0, q, out, scale, prefill, not prefill)
 
 
-def _view(store: Store, table: Table, spec: LayerSpec) -> isa.CacheView:
-    view = isa.native.CacheView()
+def _view(store: Store, table: Table, spec: LayerSpec) -> native.CacheView:
+    view = native.CacheView()
     _add_group(view, table, spec)
     _add_layer(view, store, 0)
     view.set_slots(0, np.ascontiguousarray(table.cells))
     return view
 
 
-def _add_group(view: isa.CacheView, table: Table, spec: LayerSpec) -> None:
+def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
     window = -1 if spec.window is None else spec.window
     tables = (table.blocks, table.first, table.n_blocks, table.kv_len, table.q_start)
     view.add_group(*tables, spec.n_heads, spec.n_kv_heads, window, spec.pinned)
 
 
-def _add_layer(view: isa.CacheView, store: Store, group: int) -> None:
+def _add_layer(view: native.CacheView, store: Store, group: int) -> None:
     view.add_layer(store.k, store.v, store.k_scale, store.v_scale, CODECS[store.codec.name], group)

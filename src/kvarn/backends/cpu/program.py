@@ -2,33 +2,34 @@
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from kvarn import isa
+from kvarn import native
 from kvarn.arrays import Floats
 from kvarn.backends.base import Span
 from kvarn.backends.cpu.emit import Weights, emit
 from kvarn.backends.cpu.memory import CpuMemory
 from kvarn.backends.host import HostLogits
-from kvarn.cache.spec import align
+from kvarn.cache.spec import align, ceil_div
 from kvarn.cache.step import Step
 from kvarn.graph.fuse import fuse
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.quants import grid_of
 from kvarn.models.config import ModelConfig
-from kvarn.progress import Progress, quiet
 
 LANES = 16  # output rows that are computed side by side: logits come in whole groups
 
 
 class CpuProgram:
-    def __init__(self, config: ModelConfig, weights: Weights, graph: Graph, pool: isa.Pool) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, graph: Graph, pool: native.Pool) -> None:
         self.config = config
         self.weights = weights
         self._threads = pool.size
-        self._program = isa.native.Program(pool)
+        self._program = native.Program(pool)
         emit(fuse(graph), config.norm_eps, weights, self._program)
         self._hidden = graph.nodes[-1].inputs[0].width  # what logits are made of
         self._logits = np.empty(0, np.float32)  # of the last step
@@ -90,10 +91,10 @@ class CpuProgram:
         return steps + [Span(*each) for each in self._program.timings()]
 
 
-def load_program(checkpoint: Checkpoint, graph: Graph, pool: isa.Pool, progress: Progress = quiet) -> CpuProgram:
+def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progress: Progress = quiet) -> CpuProgram:
     """Pack the weights that the graph needs, and emit it."""
     names = graph.weights
-    matrices: dict[str, isa.Weight] = {}
+    matrices: dict[str, native.Weight] = {}
     vectors: dict[str, Floats] = {}
     for done, name in enumerate(names):
         progress("loading", done, len(names))
@@ -105,8 +106,22 @@ def load_program(checkpoint: Checkpoint, graph: Graph, pool: isa.Pool, progress:
     return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
-def pack(checkpoint: Checkpoint, name: str, pool: isa.Pool, most_rows: int | None = None) -> isa.Weight:
+def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.Weight:
     """The packed form of a matrix, or of its first rows."""
     stored = checkpoint.encoded(name)
     rows = np.ascontiguousarray(stored.rows[:most_rows])
-    return isa.native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))
+    return native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))
+
+
+class Packed(NamedTuple):
+    kind: str
+    nbytes: int
+
+
+def packed_size(checkpoint: Checkpoint, name: str) -> Packed:
+    """What a tensor becomes in memory: seen by packing its first rows."""
+    shape = checkpoint.shapes[name]
+    if len(shape) == 1:
+        return Packed("F32", 4 * shape[0])
+    weight = pack(checkpoint, name, native.Pool(1), LANES)
+    return Packed(weight.kind, weight.nbytes * ceil_div(shape[0], LANES))

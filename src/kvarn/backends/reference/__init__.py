@@ -11,9 +11,9 @@ from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import ALIGNMENT, Plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.graph.record import Graph
-from kvarn.isa import Pool
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.progress import Progress, quiet
+from kvarn.loading.progress import Progress, quiet
+from kvarn.native import Pool
 
 
 class ReferenceKernels:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kvarn import isa
+from kvarn import native
 from kvarn.arrays import Cells, Floats
 
 
@@ -47,7 +47,7 @@ class F16:
 
     def encode(self, x: Floats) -> Encoded:
         cells = np.empty(x.shape, np.uint16)
-        isa.native.encode_f16(x, cells)
+        native.encode_f16(x, cells)
         return Encoded(cells.view(np.float16), None)
 
     def widen(self, cells: Cells) -> Floats:
@@ -65,7 +65,7 @@ class BF16:
 
     def encode(self, x: Floats) -> Encoded:
         cells = np.empty(x.shape, np.uint16)
-        isa.native.encode_bf16(x, cells)
+        native.encode_bf16(x, cells)
         return Encoded(cells, None)
 
     def widen(self, cells: Cells) -> Floats:
@@ -87,7 +87,7 @@ class Int8:
 
     def encode(self, x: Floats) -> Encoded:
         cells, scales = np.empty(x.shape, np.int8), np.empty(x.shape[0], np.float32)
-        isa.native.encode_int8(x, cells, scales)
+        native.encode_int8(x, cells, scales)
         return Encoded(cells, scales)
 
     def widen(self, cells: Cells) -> Floats:

@@ -14,7 +14,7 @@ from kvarn.arrays import Floats
 from kvarn.backends.host import HostMemory
 from kvarn.backends.reference import rope as rotation
 from kvarn.graph.ops import Activation, Rope
-from kvarn.isa import Pool
+from kvarn.native import Pool
 
 
 class ReferenceOps:

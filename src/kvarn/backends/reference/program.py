@@ -11,9 +11,9 @@ from kvarn.backends.host import HostLogits, HostMemory
 from kvarn.backends.reference.ops import ReferenceOps
 from kvarn.cache.step import Step
 from kvarn.errors import KvarnError
-from kvarn.isa import Pool
 from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
+from kvarn.native import Pool
 
 
 class ReferenceProgram:

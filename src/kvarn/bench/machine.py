@@ -1,0 +1,56 @@
+"""The machine under a benchmark: what it is, and how fast it reads memory, measured and not looked up."""
+
+import os
+import platform
+from pathlib import Path
+
+from kvarn import __version__, native
+from kvarn.backends.pool import default_threads
+
+SMALLEST = 1 << 20  # bytes: below this the loop around the reads would be measured
+
+
+class Bandwidth:
+    """GB/s of reading as many bytes again and again, as a decode step does; measured once per size.
+
+    The size matters: what fits a cache is read several times faster than what does not."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.measured: dict[int, float] = {}  # by bytes
+
+    def at(self, nbytes: int) -> float:
+        size = _rounded(max(nbytes, SMALLEST))
+        if size not in self.measured:
+            self.measured[size] = native.read_bandwidth(size, self.threads)
+        return self.measured[size]
+
+
+def _rounded(nbytes: int) -> int:
+    """Up to two significant bits, so that cases of about one size share a measurement."""
+    step = 1 << (nbytes.bit_length() - 2)
+    return -(-nbytes // step) * step
+
+
+def facts(bandwidth: Bandwidth) -> dict[str, object]:
+    return {
+        "cpu": _cpu_name(),
+        "cores": default_threads(),
+        "isa": native.isa(),
+        "order": native.sum_order(),
+        "threads": bandwidth.threads,
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "kvarn": __version__,
+        "read_gb_s": {str(size): round(rate, 2) for size, rate in sorted(bandwidth.measured.items())},
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,44 @@
+"""Peers to stand beside kvarn in a benchmark: llama.cpp through llama-cpp-python, or any OpenAI-compatible server."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvarn.bench.case import Case, Subject
+from kvarn.bench.peers.llamacpp import LlamaCpp
+from kvarn.bench.peers.server import Server
+from kvarn.errors import KvarnError
+from kvarn.loading.pull import resolve
+
+LLAMA_CPP = "llama-cpp-python"
+PYTHON = "KVARN_PEER_PYTHON"  # names the interpreter that has the peer: peers live in environments of their own
+
+
+@contextmanager
+def connect(
+    against: str | None,
+    python: str | None,
+    model: str,
+    vocab_size: int,
+    threads: int,
+    chunk: int,
+    cases: Sequence[Case],
+) -> Iterator[Subject | None]:
+    if against is None:
+        yield None
+        return
+    peer: LlamaCpp | Server
+    if against == LLAMA_CPP:
+        path = resolve(model)
+        if path.suffix != ".gguf":
+            raise KvarnError(f"{LLAMA_CPP} reads .gguf files and {path.name} is none")
+        peer = LlamaCpp(python or os.environ.get(PYTHON) or sys.executable, path, threads, chunk, cases)
+    elif "://" in against:
+        peer = Server(against, vocab_size, max(case.context for case in cases))
+    else:
+        raise KvarnError(f"--against {against!r}: give the URL of a server, or {LLAMA_CPP}")
+    try:
+        yield peer
+    finally:
+        peer.close()

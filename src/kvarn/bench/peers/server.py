@@ -1,0 +1,110 @@
+"""An OpenAI-compatible server as the subject of a benchmark. Prompts are token ids, timed by the client.
+
+    pp    requests for one token each; a prompt's last N tokens are new, and what the server reports as cached is not
+          counted
+    tg    streams; tokens that arrive while all the sequences are generating
+
+Depth is kept by the server's prefix cache. Where it has none, pp counts and pays the depth's tokens too.
+"""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvarn.bench.case import GENERATE, Case, Reading
+from kvarn.bench.ids import RandomIds
+from kvarn.errors import KvarnError
+
+TIMEOUT = 600.0  # seconds
+
+
+class Server:
+    def __init__(self, url: str, vocab_size: int, longest: int) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise KvarnError(f"{url!r} is no URL of a server: give one like http://127.0.0.1:8080")
+        self.url, self.host, self.secure = url, parts.netloc, parts.scheme == "https"
+        self.root = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self.vocab_size, self.longest = vocab_size, longest
+        self.ids = RandomIds(vocab_size, longest)
+        self.repetition = 0
+        self.model = self.name()
+
+    def prepare(self, case: Case) -> None:
+        self.measure(Case(case.kind, min(case.n, 8), case.depth, case.batch))
+
+    def measure(self, case: Case) -> Reading:
+        self.repetition += 1
+        with ThreadPoolExecutor(case.batch) as pool:
+            return self.generate(case, pool) if case.kind == GENERATE else self.prompt(case, pool)
+
+    def describe(self) -> dict[str, object]:
+        return {"engine": self.url, "setting": self.model}
+
+    def close(self) -> None:
+        """Nothing is held between requests."""
+
+    def prompt(self, case: Case, pool: ThreadPoolExecutor) -> Reading:
+        fresh = RandomIds(self.vocab_size, case.n, seed=1000 + self.repetition)
+        prompts = [self.ids(i, case.depth) + fresh(i, case.n) for i in range(case.batch)]
+        start = time.perf_counter()
+        computed = list(pool.map(self.computed_tokens, prompts))
+        return Reading(sum(computed), time.perf_counter() - start)
+
+    def computed_tokens(self, prompt: list[int]) -> int:
+        answer = json.loads(b"".join(self.post(prompt, 1, False)))
+        details = answer.get("usage", {}).get("prompt_tokens_details") or {}
+        return len(prompt) - int(details.get("cached_tokens") or 0)
+
+    def generate(self, case: Case, pool: ThreadPoolExecutor) -> Reading:
+        prompts = [self.ids(i, max(case.depth, 1)) for i in range(case.batch)]
+        arrivals = list(pool.map(lambda prompt: self.arrivals(prompt, case.n + 1), prompts))
+        start, stop = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
+        if stop <= start:
+            raise KvarnError(f"{self.url} does not generate {case.batch} sequences side by side: lower -b or raise -n")
+        return Reading(sum(start < at <= stop for times in arrivals for at in times), stop - start)
+
+    def arrivals(self, prompt: list[int], n: int) -> list[float]:
+        """When each token came."""
+        times = []
+        for line in self.post(prompt, n, True):
+            if line.startswith(b"data:") and b"[DONE]" not in line and json.loads(line[5:]).get("choices"):
+                times.append(time.perf_counter())
+        if len(times) < 2:
+            raise KvarnError(f"{self.url} streamed {len(times)} of {n} tokens")
+        return times
+
+    def post(self, prompt: list[int], n: int, stream: bool) -> Iterator[bytes]:
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": n,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        return self.request("POST", "/completions", body)
+
+    def name(self) -> str:
+        models = json.loads(b"".join(self.request("GET", "/models"))).get("data") or [{}]
+        return str(models[0].get("id", "unknown"))
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[bytes]:
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        connection = kind(self.host, timeout=TIMEOUT)
+        try:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, self.root + path, text, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                said = response.read(500).decode("utf-8", "replace").strip()
+                raise KvarnError(f"{self.url}{path} answered {response.status}: {' '.join(said.split())}")
+            yield from response
+        except (OSError, http.client.HTTPException) as error:
+            raise KvarnError(f"{self.url}: {error}: is the server running?") from None
+        finally:
+            connection.close()

@@ -1,0 +1,108 @@
+"""Runs cases over subjects and turns readings into rows.
+
+A peer's repetitions are interleaved with ours (ours, theirs, ours, theirs, ...), so that whatever else the machine does
+meets both alike.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from kvarn.bench.case import Case, Figure, Reading, Subject
+from kvarn.bench.ids import RandomIds, TextIds
+from kvarn.bench.machine import Bandwidth
+from kvarn.bench.subject import EngineSubject, Setup, build
+from kvarn.errors import KvarnError
+from kvarn.llm import LLM
+from kvarn.loading.progress import Progress, quiet
+
+Row = dict[str, object]
+
+
+def run(
+    llm: LLM,
+    setups: Sequence[Setup],
+    cases: Sequence[Case],
+    repetitions: int,
+    bandwidth: Bandwidth,
+    text: Sequence[int] | None = None,
+    peer: Subject | None = None,
+    progress: Progress = quiet,
+) -> Iterator[Row]:
+    """One row per setup and case."""
+    check(cases, setups, repetitions)
+    done, total = 0, len(setups) * len(cases)
+    for setup in setups:
+        for batch in dict.fromkeys(case.batch for case in cases):
+            chosen = [case for case in cases if case.batch == batch]
+            ours = subject(llm, setup, chosen, text)
+            for case in chosen:
+                progress(f"{setup.cache} {setup.cache_type}: {case.name} @ {case.depth} x {case.batch}", done, total)
+                yield measure(ours, peer, case, setup, repetitions, bandwidth)
+                done += 1
+            ours.close()
+    progress("done", total, total)
+
+
+def check(cases: Sequence[Case], setups: Sequence[Setup], repetitions: int) -> None:
+    if not cases:
+        raise KvarnError("nothing to measure: -p and -n are both 0")
+    if repetitions < 1:
+        raise KvarnError(f"{repetitions} repetitions; it must be at least 1")
+    for setup in setups:
+        for case in cases:
+            if case.batch > setup.chunk:
+                raise KvarnError(f"a batch of {case.batch} does not fit a step of {setup.chunk} tokens: raise -ub")
+
+
+def subject(llm: LLM, setup: Setup, cases: Sequence[Case], text: Sequence[int] | None = None) -> EngineSubject:
+    """kvarn over a cache that holds the longest of these cases, all of one batch."""
+    context, batch = max(case.context for case in cases), cases[0].batch
+    vocabulary = llm.config.vocab_size
+    ids = RandomIds(vocabulary, context) if text is None else TextIds(text, batch, context)
+    return EngineSubject(build(llm, setup, context, batch), batch, ids, llm.program.nbytes)
+
+
+def measure(
+    ours: Subject, peer: Subject | None, case: Case, setup: Setup, repetitions: int, bandwidth: Bandwidth
+) -> Row:
+    subjects = [ours] if peer is None else [ours, peer]
+    for each in subjects:
+        each.prepare(case)
+    readings: list[list[Reading]] = [[] for _ in subjects]
+    for _ in range(repetitions):
+        for each, found in zip(subjects, readings, strict=True):
+            found.append(each.measure(case))
+    figure = Figure.of(readings[0])
+    row = figures(case, setup, readings[0], figure, bandwidth) | ours.describe()
+    if peer is not None:
+        theirs = Figure.of(readings[1])
+        row["against"] = peer.describe() | {
+            "tok_s": theirs.tok_s,
+            "spread": theirs.spread,
+            "samples": theirs.samples,
+            "ratio": figure.over(theirs),
+        }
+    return row
+
+
+def figures(case: Case, setup: Setup, readings: Sequence[Reading], figure: Figure, bandwidth: Bandwidth) -> Row:
+    nbytes, tokens = (sum(each) for each in zip(*((r.nbytes, r.tokens) for r in readings), strict=True))
+    steps = sum(r.steps for r in readings)
+    per_token = nbytes / tokens
+    gb_s = per_token * figure.tok_s / 1e9
+    return {
+        "test": case.name,
+        "depth": case.depth,
+        "batch": case.batch,
+        "cache": setup.cache,
+        "cache_type": setup.cache_type,
+        "block_size": setup.block_size,
+        "window": setup.window,
+        "threads": bandwidth.threads,
+        "tok_s": figure.tok_s,
+        "spread": figure.spread,
+        "samples": figure.samples,
+        "ms_per_step": 1000 * tokens / steps / figure.tok_s,
+        "gb_s": gb_s,
+        "bytes_per_token": per_token,
+        "bandwidth_share": gb_s / bandwidth.at(round(nbytes / steps)),
+    }

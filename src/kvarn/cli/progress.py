@@ -1,0 +1,32 @@
+"""Progress of long work on a terminal."""
+
+import sys
+import time
+from types import TracebackType
+
+
+class Line:
+    """One line on standard error, rewritten in place and gone at the end; silent where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+        self._last = 0.0
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if not sys.stderr.isatty() or (done != total and now - self._last < 0.1):
+            return
+        self._last = now
+        line = f"{what} {100 * done / total:3.0f} %" if total else f"{what} {done / 1e6:.0f} MB"
+        print("\r" + line.ljust(self._shown), end="", file=sys.stderr, flush=True)
+        self._shown = len(line)
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
+            self._shown = 0

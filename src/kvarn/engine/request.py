@@ -1,0 +1,115 @@
+"""Requests and their samples, as token ids. No text, no HTTP in here.
+
+A sample has tokens *known* (the prompt, then what was sampled) and tokens *computed* (those whose keys and values are
+in the cache). A step lets computed catch up with known; prefill, decode, a prefix hit and recomputation after a
+preemption are all the same thing.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvarn.cache.placement import Adoption
+from kvarn.engine.constraint import FREE, Constraint
+from kvarn.errors import KvarnError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to continue. Temperature 0 is greedy; 0 for top_k, 1 for top_p and 0 for min_p switch those filters off."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over the prompt and the output
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None: a fresh one for each request
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives to report beside the sampled token; None: no log-probabilities
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        def ensure(holds: bool, name: str, rule: str) -> None:
+            if not holds:
+                raise KvarnError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
+
+        ensure(self.max_tokens >= 1, "max_tokens", "at least 1")
+        ensure(0 <= self.temperature < math.inf, "temperature", "0 (greedy) or more")
+        ensure(self.top_k >= 0, "top_k", "0 (off) or more")
+        ensure(0 < self.top_p <= 1, "top_p", "above 0 and at most 1 (off)")
+        ensure(0 <= self.min_p <= 1, "min_p", "between 0 (off) and 1")
+        ensure(0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0; 1 is off")
+        ensure(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
+        ensure(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
+        ensure(self.seed is None or -(1 << 63) <= self.seed < 1 << 64, "seed", "a 64-bit integer")
+        ensure(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", "between 0 and 100")
+        ensure(1 <= self.n <= 128, "n", "between 1 and 128")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        ensure(all(isinstance(s, str) and s for s in self.stop), "stop", "strings that are not empty")
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One continuation of a request's prompt."""
+
+    id: int  # the sequence in the cache
+    request: "Request"
+    index: int  # which of the request's n samples
+    tokens: list[int]  # known: prompt and output
+    computed: int = 0
+    furthest: int = 0  # the most that was ever computed: below it a step repeats what a preemption lost
+    latest: float | None = None  # when its newest token was sampled
+    finish_reason: str | None = None  # stop, length, cancelled, error
+    constraint: Constraint = FREE
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def missing(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+@dataclass(slots=True)
+class Timing:
+    """When things happened to a request (seconds of time.perf_counter), and what computing its prompt cost."""
+
+    queued: float
+    started: float | None = None  # first admitted
+    answered: float | None = None  # first token
+    finished: float | None = None
+    prompt_seconds: float = 0.0  # its share of the steps that computed its prompt, the first time
+    again_seconds: float = 0.0  # likewise of what was computed again after preemptions
+    again_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    timing: Timing
+    salt: bytes = b""
+    conversation: Hashable = None  # turns of one conversation follow each other in one kept sequence
+    priority: int = 0  # how often eviction passes over what it leaves in the cache
+    samples: list[Sample] = field(default_factory=list)
+    adoption: Adoption | None = None  # what the prompt reused when it was first admitted
+    preemptions: int = 0
+    error: BaseException | None = None  # what ended it, where that was a fault and not the caller
+
+    @property
+    def done(self) -> bool:
+        return all(sample.finish_reason for sample in self.samples)

@@ -1,0 +1,161 @@
+"""Sampling: a closure built once per request, so that the loop over tokens has no flags.
+
+Order: logit bias, penalties, the constraint, then either the largest logit, or temperature, top-k, top-p, min-p
+and a draw. Randomness is stateless: the uniform of output token i of sample k is a pure function of (seed, k, i), so
+batching, preemption and restarts do not change a draw. Ties go to the lower id. Log-probabilities are the model's own,
+before all of this.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from struct import pack
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn.arithmetic import exp, log, total
+from kvarn.arrays import Doubles, Floats
+from kvarn.engine.constraint import FREE, Constraint
+from kvarn.engine.request import SamplingParams
+from kvarn.errors import KvarnError
+
+
+class Sampled(NamedTuple):
+    token: int
+    logprob: float | None  # of the token, if the request asked
+    top: tuple[tuple[int, float], ...]  # the most likely tokens, likewise
+
+
+class History(NamedTuple):
+    """What penalties look at: the tokens so far, of which the first are the prompt. Nothing is copied unasked."""
+
+    tokens: list[int]
+    n_prompt: int
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
+
+
+Sampler = Callable[[Floats, History, int, Constraint], Sampled]  # logits [vocabulary], history, k of the sample
+Edit = Callable[[Doubles, History], None]
+
+
+def uniform(seed: int, k: int, i: int) -> float:
+    """In [0, 1), 53 bits."""
+    digest = blake2b(pack("<QQQ", seed & (1 << 64) - 1, k, i), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
+    edits = _edits(params, vocab_size)
+    choose = _greedy if params.temperature == 0 else _drawing(params, seed)
+    report = _no_report if params.logprobs is None else _reporting(params.logprobs)
+
+    plain = params.temperature == 0 and not edits  # the largest logit needs no copy in f64
+
+    def sample(logits: Floats, history: History, k: int, constraint: Constraint = FREE) -> Sampled:
+        if plain and constraint is FREE:
+            token = int(logits.argmax())
+            return Sampled(token, *report(logits, token))
+        scores = logits.astype(np.float64)
+        for edit in edits:
+            edit(scores, history)
+        if constraint is not FREE:
+            constraint.mask(scores)
+            if np.isneginf(scores.max()):
+                raise KvarnError("the constraint of this request allows no token at all")
+        token = choose(scores, k, history.n_output)
+        return Sampled(token, *report(logits, token))
+
+    return sample
+
+
+def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
+    edits: list[Edit] = []
+    if params.logit_bias:
+        ids = np.array(list(params.logit_bias), np.int64)
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise KvarnError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
+        bias = np.array(list(params.logit_bias.values()), np.float64)
+        edits.append(lambda scores, history: _add(scores, ids, bias))
+    if params.repetition_penalty != 1:
+        penalty = params.repetition_penalty
+
+        def repetition(scores: Doubles, history: History) -> None:
+            seen = np.array(sorted(set(history.tokens)), np.int64)
+            scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+
+        edits.append(repetition)
+    if params.presence_penalty or params.frequency_penalty:
+        presence, frequency = params.presence_penalty, params.frequency_penalty
+
+        def counted(scores: Doubles, history: History) -> None:
+            ids, counts = np.unique(np.array(history.output, np.int64), return_counts=True)
+            scores[ids] -= presence + frequency * counts
+
+        edits.append(counted)
+    return edits
+
+
+def _add(scores: Doubles, ids: NDArray[np.int64], bias: Doubles) -> None:
+    scores[ids] += bias
+
+
+def _greedy(scores: Doubles, k: int, i: int) -> int:
+    return int(scores.argmax())
+
+
+def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int], int]:
+    def draw(scores: Doubles, k: int, i: int) -> int:
+        ids = _largest(scores, params.top_k)
+        kept = scores[ids] / params.temperature
+        p = exp(kept - kept[0])
+        if params.top_p < 1:
+            mass = np.cumsum(p)
+            before = mass - p  # mass above each: the one that crosses top_p stays
+            n = int(np.count_nonzero(before < params.top_p * mass[-1]))
+            ids, p = ids[:n], p[:n]
+        if params.min_p:
+            n = int(np.count_nonzero(p >= params.min_p * p[0]))
+            ids, p = ids[:n], p[:n]
+        mass = np.cumsum(p)
+        return int(ids[min(int(np.searchsorted(mass, uniform(seed, k, i) * mass[-1], side="right")), len(ids) - 1)])
+
+    return draw
+
+
+def _largest(scores: Doubles, k: int) -> NDArray[np.intp]:
+    """Ids of the k largest scores (0: all), descending, ties by ascending id."""
+    if 0 < k < len(scores):
+        threshold = np.partition(scores, -k)[-k]
+        above, equal = np.flatnonzero(scores > threshold), np.flatnonzero(scores == threshold)
+        ids = np.sort(np.concatenate((above, equal[: k - len(above)])))
+    else:
+        ids = np.arange(len(scores))
+    return ids[np.argsort(-scores[ids], kind="stable")]
+
+
+def _no_report(logits: Floats, token: int) -> tuple[None, tuple[tuple[int, float], ...]]:
+    return None, ()
+
+
+def _reporting(n: int) -> Callable[[Floats, int], tuple[float, tuple[tuple[int, float], ...]]]:
+    def report(logits: Floats, token: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        logprobs = log_softmax(logits)
+        top = _largest(logprobs, n) if n else np.array([], np.intp)
+        return float(logprobs[token]), tuple((int(t), float(logprobs[t])) for t in top)
+
+    return report
+
+
+def log_softmax(logits: Floats) -> Doubles:
+    x = logits.astype(np.float64)
+    shifted = x - x.max(-1, keepdims=True)
+    result: Doubles = shifted - log(total(exp(shifted)))[..., None]
+    return result

@@ -1,0 +1,193 @@
+"""Which samples move in the next step, and by how many tokens.
+
+Every sample that moves has its room reserved here. Those that decode go first, so that a long prompt never makes them
+wait; prompts fill what is left of the step's token budget, in chunks, and beside decodes in small ones, which bounds
+the gap between two tokens. When there is no room the newest sample is preempted: its blocks are freed and it waits to
+be computed again, which gives the same tokens. After a step that failed its samples are tried one by one. Token ids
+only.
+"""
+
+from collections import deque
+from collections.abc import Container
+from typing import NamedTuple
+
+from kvarn.cache.cache import KVCache
+from kvarn.cache.placement import Adoption
+from kvarn.engine.config import EngineConfig
+from kvarn.engine.parked import Kept
+from kvarn.engine.request import Sample
+
+
+class Work(NamedTuple):
+    """Tokens of one sample in one step, and of how many of its last rows logits are asked for."""
+
+    sample: Sample
+    n: int
+    n_rows: int
+
+    @property
+    def decodes(self) -> bool:
+        """It computes a token that was sampled, and nothing else."""
+        return self.n == 1 and self.sample.computed >= len(self.sample.request.prompt)
+
+
+class Scheduler:
+    def __init__(self, cache: KVCache, config: EngineConfig) -> None:
+        self.cache = cache
+        self.max_batch_tokens = config.max_batch_tokens
+        self.max_chunk = cache.plan.max_chunk
+        self._chunk_while_decoding = config.chunk_while_decoding or config.max_batch_tokens
+        self.waiting: deque[Sample] = deque()
+        self.running: list[Sample] = []  # oldest first
+        self.kept = Kept(cache)
+        self.suspects: deque[Sample] = deque()  # of a step that failed, each to be run alone
+        self.moving: Sample | None = None  # for whom `schedule` is finding room: a fault in it is this one's
+        self.n_preemptions = 0
+
+    def add(self, sample: Sample) -> None:
+        self.waiting.append(sample)
+
+    def adopt_fork(self, parent: Sample, child: Sample) -> None:
+        """`child` starts where the parent's computed tokens end; where it cannot, it waits its turn like any other."""
+        child.furthest = parent.computed
+        if self._has_row() and self.cache.fork(parent.id, child.id):
+            child.computed = parent.computed
+            self.running.append(child)
+        else:
+            self.waiting.append(child)
+
+    def remove(self, sample: Sample) -> None:
+        """Finished or cancelled: its blocks go back, or wait for the next turn of its conversation."""
+        if sample in self.running:
+            self.running.remove(sample)
+            conversation = sample.request.conversation if sample.index == 0 else None
+            self.kept.keep(conversation, sample.id, sample.tokens[: sample.computed])
+        elif sample in self.waiting:
+            self.waiting.remove(sample)
+            self.cache.free(sample.id)  # open only where a fault cut its admission short
+
+    def schedule(self) -> list[Work]:
+        self.moving = None
+        while self.suspects and (self.suspects[0].finish_reason or self._caught_up(self.suspects[0])):
+            self.suspects.popleft()  # it has gone, or it came through without a fault
+        if self.suspects:
+            return self._alone(self.suspects[0])
+        work: dict[Sample, int] = {}
+        budget = self._continue(work)
+        while budget and self.waiting:
+            n = self._admit(self.waiting[0], budget)
+            if not n:
+                break
+            work[self._enter(self.waiting[0])] = n
+            budget -= n
+        return [_work(sample, n) for sample, n in work.items()]
+
+    def _continue(self, work: dict[Sample, int]) -> int:
+        """Those that run, decodes first, each by age; what is left of the token budget for those that wait."""
+        budget, preempted = self.max_batch_tokens, self.n_preemptions
+        decoding = [sample for sample in self.running if sample.missing == 1]
+        prompts = [sample for sample in self.running if sample.missing > 1]
+        for group in (decoding, prompts):
+            for sample in group:
+                n = min(sample.missing, self.max_chunk, budget)
+                if n and sample in self.running and self._reserve(sample, n, work):
+                    work[sample] = n
+                    budget -= n
+            if decoding:
+                budget = min(budget, self._chunk_while_decoding)
+        return budget if self.n_preemptions == preempted else 0
+
+    def _enter(self, sample: Sample) -> Sample:
+        self.waiting.remove(sample)
+        self.running.append(sample)
+        return sample
+
+    def isolate(self) -> None:
+        """A step failed and nobody knows through whom: all that run start over, alone."""
+        for sample in reversed(list(self.running)):
+            self._preempt(sample)
+            self.suspects.appendleft(sample)
+
+    def recompute(self, seqs: Container[int]) -> None:
+        """These sequences were lost with a step: whoever had them starts over."""
+        for sample in reversed(list(self.running)):
+            if sample.id in seqs:
+                self._preempt(sample)
+
+    @staticmethod
+    def _caught_up(sample: Sample) -> bool:
+        return sample.computed > 0 and sample.missing == 1
+
+    def _alone(self, sample: Sample) -> list[Work]:
+        """One suspect; those that have come through give way to it, for alone everything that was queued fits."""
+        while True:
+            if sample in self.waiting:
+                if n := self._admit(sample, self.max_batch_tokens):
+                    return [_work(self._enter(sample), n)]
+            else:
+                n = min(sample.missing, self.max_chunk, self.max_batch_tokens)
+                if self._reserve(sample, n, {}):
+                    return [_work(sample, n)]
+            others = [other for other in self.running if other is not sample]
+            if not others:
+                return []
+            self._preempt(others[-1])
+
+    def _reserve(self, sample: Sample, n: int, work: dict[Sample, int]) -> bool:
+        self.moving = sample
+        while not self.cache.reserve(sample.id, sample.computed + n):
+            if self.kept.make_room():
+                continue
+            victim = self.running[-1]
+            self._preempt(victim)
+            work.pop(victim, None)
+            if victim is sample:
+                return False
+        return True
+
+    def _preempt(self, victim: Sample) -> None:
+        self.running.remove(victim)
+        self.cache.free(victim.id)
+        victim.computed = 0
+        victim.request.preemptions += 1
+        self.n_preemptions += 1
+        self.waiting.appendleft(victim)
+
+    def _has_row(self) -> bool:
+        """Room for one more sequence, as far as their number goes; those that are kept make it."""
+        while len(self.running) + len(self.kept) >= self.cache.plan.max_seqs:
+            if not self.kept.make_room():
+                return False
+        return True
+
+    def _admit(self, sample: Sample, budget: int) -> int:
+        """Tokens that the sample starts with; 0, and nothing changed, when there is no room for it now."""
+        self.moving = sample
+        adoption = self._start(sample)
+        if adoption is None:
+            return 0
+        n = min(len(sample.tokens) - adoption.reused, self.max_chunk, budget)
+        while not self.cache.reserve(sample.id, adoption.reused + n):
+            if not self.kept.make_room():
+                self.cache.free(sample.id)
+                return 0
+        sample.computed = adoption.reused
+        if sample.request.adoption is None:
+            sample.request.adoption = adoption
+        return n
+
+    def _start(self, sample: Sample) -> Adoption | None:
+        """Open its sequence, or go on in the one that its conversation kept; None when all rows are taken."""
+        request = sample.request
+        counted = request.adoption is None  # one request is one query, whatever happens to it later
+        if sample.index == 0 and (kept := self.kept.take(request.conversation)):
+            sample.id = kept.id
+            return self.cache.resume(kept.id, kept.tokens, sample.tokens, counted)
+        if not self._has_row():
+            return None
+        self.cache.open(sample.id, request.salt, request.priority)
+        return self.cache.adopt(sample.id, sample.tokens, counted)
+
+
+def _work(sample: Sample, n: int) -> Work:
+    return Work(sample, n, 1 if n == sample.missing else 0)

@@ -1,0 +1,92 @@
+"""A request with the text of its samples, and the answer it gives."""
+
+from dataclasses import dataclass, field
+
+from kvarn.engine.engine import Event
+from kvarn.engine.request import Request, Sample
+from kvarn.text.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the most likely tokens at this place
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    text: str
+    tokens: list[int]
+    finish_reason: str  # stop, length, cancelled
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The answer to one prompt: n completions."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, reused from the cache
+    completions: list[Completion]
+
+    @property
+    def text(self) -> str:
+        return self.completions[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.completions[0].tokens
+
+    @property
+    def finish_reason(self) -> str:
+        return self.completions[0].finish_reason
+
+
+class Listener:
+    """Hears of a job, on the thread that steps. It may cancel jobs; anything else of the runner is refused to it."""
+
+    def token(self, job: "Job", event: Event) -> None:
+        """The job has taken a token."""
+
+    def ended(self, job: "Job") -> None:
+        """The job is done, however that came. Once for every job, after its last token."""
+
+
+SILENT = Listener()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request and the text of its samples."""
+
+    request: Request
+    writers: list[Writer]
+    listener: Listener = SILENT
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    done: bool = False  # set last, when all its text is written: other threads look at it
+
+    def push(self, event: Event) -> bool:
+        """Take a token; True when the text has reached a stop string."""
+        sample, sampled = event.sample, event.sampled
+        if sampled.logprob is not None:
+            self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
+        writer = self.writers[sample.index]
+        ended_by_token = sample.finish_reason == "stop"
+        stopped = not ended_by_token and writer.push(sampled.token)
+        if sample.finish_reason or stopped:
+            writer.close()
+        return stopped
+
+    def output(self) -> Output:
+        adoption = self.request.adoption
+        completions = [self._completion(sample) for sample in self.request.samples]
+        return Output(len(self.request.prompt), adoption.reused if adoption else 0, completions)
+
+    def _completion(self, sample: Sample) -> Completion:
+        return Completion(
+            self.writers[sample.index].text,
+            sample.output,
+            sample.finish_reason or "cancelled",
+            self.logprobs.get(sample.index, []),
+        )

@@ -1,0 +1,98 @@
+"""The door to the native extension (C++ under native/): what it offers, and which instruction set its kernels use.
+
+Kernels use the best instruction set of this machine, unless KVARN_ISA names another. All sets give the same bits and
+differ in speed only. Products of bf16 can be summed in two orders: `tiles` is fast with AMX, `pairs` without it. A
+machine uses its fast order; KVARN_SUM_ORDER selects the other one, to get the bits of the other kind of machine.
+"""
+
+import os
+
+try:
+    from kvarn import _native
+except ImportError as error:
+    raise ImportError(
+        f"kvarn's native extension is not built for this Python ({error}): "
+        "run `make test` in a checkout, or `pip install .`"
+    ) from error
+
+from kvarn._native import (
+    CacheView,
+    Markers,
+    Pool,
+    Program,
+    Spm,
+    Weight,
+    arena,
+    attend,
+    cpu_features,
+    dots,
+    encode_bf16,
+    encode_f16,
+    encode_int8,
+    exp,
+    isa,
+    isas,
+    log,
+    pack,
+    read_bandwidth,
+    sin_cos,
+    weigh,
+)
+from kvarn.errors import KvarnError
+
+__all__ = [
+    "SUM_ORDERS",
+    "CacheView",
+    "Markers",
+    "Pool",
+    "Program",
+    "Spm",
+    "Weight",
+    "arena",
+    "attend",
+    "cpu_features",
+    "dots",
+    "encode_bf16",
+    "encode_f16",
+    "encode_int8",
+    "exp",
+    "isa",
+    "isas",
+    "log",
+    "pack",
+    "read_bandwidth",
+    "select_isa",
+    "select_sum_order",
+    "sin_cos",
+    "sum_order",
+    "weigh",
+]
+
+SUM_ORDERS = ("pairs", "tiles")
+
+
+def select_isa(name: str) -> None:
+    if not _native.select(name):
+        raise KvarnError(f"instruction set {name!r} does not run here; available: {', '.join(isas())}")
+
+
+def sum_order() -> str:
+    return _native.order()
+
+
+def select_sum_order(name: str) -> None:
+    if name not in SUM_ORDERS:
+        raise KvarnError(f"there is no order of sums {name!r}; choose {' or '.join(SUM_ORDERS)}")
+    _native.select_order(name == "tiles")
+
+
+def _select_from_environment() -> None:
+    for variable, select in (("KVARN_ISA", select_isa), ("KVARN_SUM_ORDER", select_sum_order)):
+        if name := os.environ.get(variable):
+            try:
+                select(name)
+            except KvarnError as error:
+                raise KvarnError(f"{variable}: {error}") from None
+
+
+_select_from_environment()

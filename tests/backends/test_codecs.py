@@ -1,0 +1,137 @@
+"""Codecs: the native encoders of every instruction set against the NumPy definitions, as integers."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kvarn import native
+from kvarn.backends.reference.codecs import DEFINITIONS
+from kvarn.cache.codec import CODECS
+from kvarn.errors import KvarnError
+
+DIM = 64
+
+
+@pytest.fixture(params=native.isas())
+def instruction_set(request):
+    before = native.isa()
+    native.select_isa(request.param)
+    assert native.isa() == request.param
+    yield request.param
+    native.select_isa(before)
+
+
+def from_bits(bits: np.ndarray) -> np.ndarray:
+    return bits.astype(np.uint32).view(np.float32).reshape(-1, DIM)
+
+
+def samples() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    edges = np.array([0, 1, 0x7FFFFF, 0x800000, 0x33000000, 0x33000001, 0x387FFFFF, 0x38800000], np.uint32)
+    near = (np.arange(1 << 16, dtype=np.uint32) << 16)[:, None] + np.array([0, 0x7FFF, 0x8000, 0x8001], np.uint32)
+    halves = np.arange(0x38000000, 0x38000000 + (1 << 20), 1 << 8, dtype=np.uint32)  # around the smallest normal f16
+    tops = np.arange(0x477FE000, 0x47800800, 2, dtype=np.uint32)[: 4096 // DIM * DIM]  # where f16 overflows
+    return {
+        "normal": rng.standard_normal((500, DIM)).astype(np.float32),
+        "wide": (rng.standard_normal((500, DIM)) * 10.0 ** rng.integers(-30, 30, (500, 1))).astype(np.float32),
+        "any bits": from_bits(rng.integers(0, 1 << 32, 500 * DIM, dtype=np.uint64)),
+        "every upper half": from_bits(near.ravel()),
+        "around f16's smallest": from_bits(halves),
+        "around f16's largest": from_bits(tops),
+        "edges": from_bits(np.tile(np.concatenate((edges, edges | 0x80000000)), DIM // 4)),
+        "zeros": np.zeros((3, DIM), np.float32),
+        "halves of a step": np.tile(np.r_[127, np.arange(-31, 32) + 0.5], (4, 1)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.filterwarnings("ignore:invalid value|overflow|divide by zero:RuntimeWarning")
+def test_native_encoders_equal_their_definition(name: str, instruction_set: str) -> None:
+    codec = DEFINITIONS[name]
+    for what, x in samples().items():
+        expected, ours = codec.define(x), codec.encode(x)
+        assert ours.cells.dtype == expected.cells.dtype == np.dtype(CODECS[name].unit)
+        a, b = (cells.view(f"u{np.dtype(CODECS[name].unit).itemsize}") for cells in (ours.cells, expected.cells))
+        both_nan = np.isnan(codec.widen(ours.cells)) & np.isnan(codec.widen(expected.cells))
+        assert ((a == b) | (both_nan & (name == "f16"))).all(), what  # NumPy quiets f16 NaNs as it likes
+        if CODECS[name].scales:
+            same = ours.scales.view(np.uint32) == expected.scales.view(np.uint32)
+            assert (same | (np.isnan(ours.scales) & np.isnan(expected.scales))).all(), what
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_widening_is_exact(name: str) -> None:
+    codec = DEFINITIONS[name]
+    every = (
+        np.arange(1 << 16, dtype=np.uint16).view(np.dtype(CODECS[name].unit))
+        if np.dtype(CODECS[name].unit).itemsize == 2
+        else None
+    )
+    if every is not None:
+        wide = codec.widen(every.reshape(-1, DIM))
+        again = codec.define(wide).cells.ravel()
+        finite = np.isfinite(wide.ravel())
+        assert (again.view(np.uint16)[finite] == every.view(np.uint16)[finite]).all()
+
+
+def test_int8_scale_rounding_and_zero_vectors() -> None:
+    codec = DEFINITIONS["int8"]
+    x = np.array([[127, 0.5, 1.5, -0.5, -1.5, 126.5], [0] * 6, [-254, 1, 2, 3, 5, 7]], np.float32)
+    cells, scales = codec.encode(x)
+    assert scales.tolist() == [1.0, 0.0, 2.0]
+    assert cells.tolist() == [[127, 0, 2, 0, -2, 126], [0] * 6, [-127, 0, 1, 2, 2, 4]]  # halves go to even
+
+
+def test_int8_does_not_hide_what_is_not_finite() -> None:
+    x = np.array([[1, np.nan, 2], [1, np.inf, 2], [1, 2, 3]], np.float32)
+    cells, scales = DEFINITIONS["int8"].encode(x)
+    assert np.isnan(scales).tolist() == [True, True, False]
+    assert not cells[:2].any()
+
+
+def test_bf16_error_is_half_a_unit() -> None:
+    x = np.random.default_rng(1).standard_normal((100, DIM)).astype(np.float32)
+    back = DEFINITIONS["bf16"].widen(DEFINITIONS["bf16"].encode(x).cells)
+    assert (np.abs(back - x) <= np.abs(x) * 2.0**-8).all()
+
+
+def test_the_best_instruction_set_is_the_default_and_the_environment_forces_another() -> None:
+    code = "from kvarn import isa; print(native.current())"
+    for wanted, expected in ((None, native.isas()[0]), ("portable", "portable")):
+        environment = {k: v for k, v in os.environ.items() if k != "KVARN_ISA"}
+        if wanted:
+            environment["KVARN_ISA"] = wanted
+        printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+        assert printed.strip() == expected
+
+
+def test_an_instruction_set_that_does_not_run_here_is_refused_by_name() -> None:
+    before = native.isa()
+    with pytest.raises(KvarnError, match=r"'sse9' does not run here; available: .*portable"):
+        native.select_isa("sse9")
+    assert native.isa() == before
+
+
+def test_instruction_sets_match_the_processor() -> None:
+    features = set(native.cpu_features())
+    assert ("avx2" in native.isas()) == ({"avx2", "fma"} <= features)
+    assert ("avx512" in native.isas()) == ({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"} <= features)
+    assert native.isas()[-1] == "portable"
+
+
+@pytest.mark.parametrize(
+    ("x", "out"),
+    [
+        (np.zeros((2, 3), np.float64), np.zeros((2, 3), np.uint16)),
+        (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.uint16)),
+        (np.zeros((2, 6), np.float32)[:, ::2], np.zeros((2, 3), np.uint16)),
+        (np.zeros(3, np.float32), np.zeros(3, np.uint16)),
+        (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int16)),
+    ],
+)
+def test_the_native_boundary_refuses_wrong_arrays(x: np.ndarray, out: np.ndarray) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        native.encode_bf16(x, out)

@@ -1,0 +1,62 @@
+"""Hidden states of the native backend: what the logits of a step were made of, for as many rows as it asked for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import tiny_gguf
+from support.harness import Driven, bits, load_program, load_weights, pool
+
+from kvarn.backends.base import Memory
+from kvarn.backends.cpu import Cpu
+from kvarn.backends.cpu.program import CpuProgram
+from kvarn.backends.reference import Reference
+from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.plan import CacheConfig
+from kvarn.cache.step import Step
+from kvarn.loading.checkpoint import open_checkpoint
+
+TOKENS = [5, 77, 3, 200, 9, 41, 41]
+ROWS = ([6], [0], [2, 6], [1, 3, 6], list(range(7)))  # a single row takes a way of its own (native/program.cpp)
+
+
+def hidden(program: CpuProgram | ReferenceProgram, backend: Reference | Cpu, rows: list[int]) -> np.ndarray:
+    """Of these rows of a text in one step."""
+    return program.hidden(*begin(program, backend), TOKENS, rows).copy()
+
+
+def begin(program: CpuProgram | ReferenceProgram, backend: Reference | Cpu) -> tuple[Memory, Step]:
+    cache = Driven(CacheConfig(program.config.layer_specs, 32, "paged", "f32"), backend)
+    cache.open(0)
+    assert cache.reserve(0, len(TOKENS))
+    return cache.memory, cache.book.prepare([0])
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+def test_hidden_states_are_the_reference_s(variant: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
+    slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
+    expected = hidden(slow, Reference(), list(range(len(TOKENS))))
+    embedding = checkpoint.tensor("token_embd.weight" if variant == "gemma3" else "output.weight")
+    for threads in (1, 3):
+        program, place = load_program(checkpoint, pool(threads)), Cpu(pool(threads))
+        for rows in ROWS:
+            found = hidden(program, place, rows)
+            assert np.abs(found - expected[rows]).max() < 1e-4 * np.abs(expected).max(), (threads, rows)
+            assert (bits(hidden(program, place, rows)) == bits(found)).all()
+            logits = program.run(*begin(program, place), TOKENS, rows).rows()
+            assert np.abs(found @ embedding.T - logits).max() < 1e-4 * np.abs(logits).max(), "what logits are made of"
+
+
+def test_hidden_states_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", "llama"))
+    program = load_program(checkpoint, pool())
+    native = program._program
+    with pytest.raises(ValueError, match=r"the last step's are \[0, 0\], out is .*1, 128"):
+        native.hidden(np.empty((1, tiny_gguf.HIDDEN), np.float32))
+    hidden(program, Cpu(pool()), [1, 2])
+    with pytest.raises(ValueError, match=rf"the last step's are \[2, {tiny_gguf.HIDDEN}\]"):
+        native.hidden(np.empty((3, tiny_gguf.HIDDEN), np.float32))
+    program.reserve(4 * len(TOKENS))  # workspaces move
+    with pytest.raises(ValueError, match=r"the last step's are \[0, 0\]"):
+        native.hidden(np.empty((2, tiny_gguf.HIDDEN), np.float32))

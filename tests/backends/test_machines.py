@@ -1,0 +1,54 @@
+"""One machine standing in for others: the same bits with every BLAS kernel, every NumPy dispatch, every libm.
+
+Each case is a process of its own, because libraries choose their instructions when they are loaded. What it computes,
+and what it is compared with, is in tests/bitwise.py.
+"""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.harness import LacksInstructions
+
+HERE = Path(__file__).parents[1]
+GOLDEN = json.loads((HERE / "golden" / "bits.json").read_text())
+
+CORES = ("Prescott", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids")
+
+
+def numpy_features() -> list[str]:
+    """What NumPy chooses among at run time on this processor, most basic first. The names differ between versions."""
+    core = np._core if hasattr(np, "_core") else np.core
+    found = core._multiarray_umath
+    return [name for name in found.__cpu_dispatch__ if found.__cpu_features__.get(name)]
+
+
+def cases() -> list[pytest.param]:
+    found = [pytest.param({}, id="as it is")]
+    found += [pytest.param({"OPENBLAS_CORETYPE": core}, id=f"BLAS for {core}") for core in CORES]
+    features = numpy_features()
+    for n in range(len(features)):
+        off = " ".join(features[n:])
+        found.append(pytest.param({"NPY_DISABLE_CPU_FEATURES": off}, id=f"NumPy without {off}"))
+    if platform.libc_ver()[0] == "glibc":
+        tunables = "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F"
+        found.append(pytest.param({"GLIBC_TUNABLES": tunables}, id="libm without FMA"))
+    return found
+
+
+@pytest.mark.parametrize("environment", cases())
+def test_the_same_bits_on_every_machine(environment: dict[str, str]) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVARN_ISA", "KVARN_SUM_ORDER"))}
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "bitwise.py")], env=clean | environment, capture_output=True, text=True, check=False
+    )
+    if ran.returncode == -signal.SIGILL and not ran.stderr.startswith("ready"):
+        raise LacksInstructions(f"this processor cannot run NumPy with {environment}")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == GOLDEN

@@ -1,0 +1,196 @@
+"""The `kvarn` command as a person meets it."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.serving import tiny_model
+
+from kvarn import __version__
+from kvarn.cache.strategy import NAMES
+from kvarn.cli import main
+from kvarn.cli.table import human_bytes
+
+
+def kvarn(*args: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", "import sys; from kvarn.cli import main; sys.exit(main())", *args],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_strategies_prints_one_aligned_table(backend: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["strategies", "-c", "256", "-n", "200", "--backend", backend]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f" cells, {backend} backend,")
+    header = next(i for i, line in enumerate(lines) if line.startswith("strategy"))
+    table = lines[header:]
+    assert len(table) == 1 + len(NAMES)
+    assert len({len(line) for line in table}) == 1, "every line ends where the header does"
+    for name, line in zip(NAMES, table[1:], strict=True):
+        assert line.startswith(name)
+        assert line.endswith("equal")
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+def test_strategies_as_json(codec: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["strategies", "-c", "256", "-n", "200", "--cache-type", codec, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    rows = said["rows"]
+    assert said["backend"] == "cpu"
+    assert len(rows) == len(NAMES)
+    worst = {"f32": 2e-6, "bf16": 2e-2, "int8": 1e-1}[codec]
+    for row in rows:
+        assert row["same_bits"]
+        assert 0 < row["max_difference"] < worst
+        assert row["blocks_used"] <= row["blocks"]
+    plain, repeated = rows[0], next(row for row in rows if row["strategy"] == "repeated")
+    assert repeated["bytes_written_per_step"] == 3 * plain["bytes_written_per_step"]
+
+
+BAD = {
+    "too many tokens": (["-n", "600", "-c", "512"], "within the context of 512"),
+    "heads that do not divide": (["--heads", "4/3"], "4 query heads cannot share 3 KV heads"),
+    "heads that are no numbers": (["--heads", "many"], "give query heads / KV heads, as in 9/3"),
+    "block size": (["--block-size", "24"], "it must be a power of two from 16"),
+    "panel at 16": (["--cache-layout", "panel", "--block-size", "16"], "use block size 32 or more, or head-major"),
+    "window": (["--window", "0"], "it must be at least 1"),
+    "chunk": (["-b", "0"], "max_chunk is 0"),
+    "context": (["-c", "-1", "-n", "20"], "within the context of -1"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
+def test_bad_input_gets_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["strategies", *flags]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kvarn: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_wrong_instruction_set_gets_one_line() -> None:
+    result = kvarn("strategies", KVARN_ISA="mmx")
+    assert result.returncode == 1
+    assert result.stderr.startswith("kvarn: KVARN_ISA: instruction set 'mmx' does not run here; available: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    assert kvarn("--version").stdout == f"kvarn {__version__}\n"
+    code = """
+import sys
+from kvarn.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    assert "numpy" not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_importing_kvarn_does_not_import_torch() -> None:
+    code = "import sys, kvarn.cache.cache; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    ours = f"{sys.executable} -c 'import sys; from kvarn.cli import main; sys.exit(main())' strategies -c 64 -n 40"
+    result = subprocess.run(["sh", "-c", f"{ours} | head -c 1"], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (44 << 20, "44.0 MiB")])
+def test_human_bytes(n: int, text: str) -> None:
+    assert human_bytes(n) == text
+
+
+COMMAND = [sys.executable, "-c", "import sys; from kvarn.cli import main; sys.exit(main())"]
+
+
+def in_shell(line: str, **environment: str) -> subprocess.CompletedProcess:
+    """As somebody types it."""
+    typed = line.replace("kvarn ", shlex.join(COMMAND) + " ", 1)
+    return subprocess.run(["sh", "-c", typed], capture_output=True, env=os.environ | environment, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), 512)
+
+
+LINES = {  # what is typed, the status, what it says on standard error
+    "no standard error": ("kvarn run -m M -p abc -n 2 2>&-", 0, ""),
+    "no standard input": ("kvarn run -m M -p - -n 2 <&-", 1, "the prompt is empty"),
+    "nobody at chat": ("kvarn chat -m M <&-", 0, ""),
+    "a full disk": ("kvarn run -m M -p abc -n 2 >/dev/full", 1, "output: No space left on device"),
+    "rubbish": ("printf '\\377' | kvarn run -m M -p -", 1, "standard input is not UTF-8 text (byte 0)"),
+    "nothing": ("kvarn run -m M </dev/null", 1, "give the prompt with -p TEXT, with -f FILE, or on standard input"),
+    "both": ("kvarn run -m M -p abc -f M", 1, "not both"),
+    "no place": ("kvarn run -m M -p abc --trace /nowhere/x", 1, "/nowhere/x: No such file or directory"),
+    "no tokens": ("kvarn run -m M -p abc -n 0", 1, "-n is 0; it must be at least 1, or -1"),
+    "no step": ("kvarn run -m M -p abc -b 0", 1, "-b is 0; it must be at least 1"),
+    "nobody at once": ("kvarn run -m M -p abc -np 0", 1, "-np is 0; it must be at least 1"),
+    "no window": ("kvarn inspect M --window 0", 1, "--window is 0; it must be at least 1"),
+    "less than no context": ("kvarn inspect M -c -1", 1, "-c is -1; it must be at least 0"),
+    "a port that is none": ("kvarn serve -m M --port 99999", 1, "--port is 99999; it must be between 0"),
+    "no end": ("kvarn serve -m M --drain-seconds inf", 1, "--drain-seconds is inf; give a number of seconds"),
+    "more than memory": ("kvarn run -m M -p a --cache paged --cache-bytes 9000000G", 1, "GiB of memory: lower"),
+    "no such model": ("kvarn run -m nosuch -p a", 1, "there is no model 'nosuch'; known by name: smollm2"),
+}
+
+
+@pytest.mark.parametrize(("line", "status", "error"), LINES.values(), ids=LINES)
+def test_lines_that_people_type(tiny: Path, line: str, status: int, error: str) -> None:
+    done = in_shell(line.replace(" M", f" {tiny}"))
+    told = done.stderr.decode()
+    assert (done.returncode, error in told) == (status, True), told
+    assert told.count("\n") <= 1
+    assert not status or told.startswith("kvarn: ")
+
+
+def test_no_number_of_bytes(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--cache-bytes", "inf"])
+    assert "'inf' is no number of bytes" in capsys.readouterr().err
+
+
+def test_unknown_flags_show_the_command_that_does_not_know_them(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--frob"])
+    told = capsys.readouterr().err
+    assert told.startswith("usage: kvarn run ")
+    assert told.endswith("kvarn run: error: unrecognized arguments: --frob\n")
+
+
+def test_a_terminal_without_all_letters(tiny: Path) -> None:
+    done = in_shell(f"kvarn run -m {tiny} -p '日本語で' -n 40 --seed 3 --temp 1.5 --json", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"]
+    assert in_shell(f"kvarn run -m {tiny} -p abc -n 40 --seed 3 --temp 1.5", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_prompts_through_a_pipe_and_answers_until_the_context_is_full(tiny: Path) -> None:
+    done = in_shell(f"printf abcdef | kvarn run -m {tiny} -c 64 -n -1 --ignore-eos --json")
+    told = json.loads(done.stdout)
+    assert (told["finish_reason"], told["prompt_tokens"] + len(told["tokens"])) == ("length", 65)
+    whole = json.loads(in_shell(f"kvarn inspect {tiny} -c 0 --json").stdout)
+    assert whole["context"] == whole["trained_context"] == 512
+    done = in_shell(f"kvarn run -m {tiny} -p abc -c 0 -n -1 --ignore-eos --json")
+    assert len(json.loads(done.stdout)["tokens"]) > 500
+
+
+@pytest.mark.parametrize(("flags", "message"), [(["-c", "2"], "at least 3"), (["--chunks", "-1"], "--chunks is -1")])
+def test_perplexity_of_nothing(tiny: Path, tmp_path: Path, flags: list[str], message: str, capsys) -> None:
+    (tmp_path / "text").write_text("abcdefgh" * 40)
+    assert main(["perplexity", "-m", str(tiny), "-f", str(tmp_path / "text"), *flags]) == 1
+    assert message in capsys.readouterr().err

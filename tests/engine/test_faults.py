@@ -1,0 +1,149 @@
+"""One request's fault is nobody else's; a full queue says so; decodes keep a bounded gap."""
+
+import numpy as np
+import pytest
+from support.tiny import PROMPTS, alone, blocks_of_16, engine_of, finish, program_of
+
+from kvarn.engine.explain import explain
+from kvarn.engine.request import SamplingParams
+from kvarn.errors import QueueFull
+
+POISON = 99
+SHORT = SamplingParams(max_tokens=8)
+CLEAN = [[token % 90 for token in prompt] for prompt in PROMPTS]
+
+
+class Failing:
+    """A program that cannot stand one token."""
+
+    def __init__(self) -> None:
+        self._program = program_of()
+        self.config = self._program.config
+
+    def run(self, memory, step, tokens, wanted):
+        if POISON in tokens:
+            raise RuntimeError("a kernel failed")
+        return self._program.run(memory, step, tokens, wanted)
+
+
+def drive(engine) -> None:
+    for _ in range(2000):
+        if not engine.busy:
+            break
+        try:
+            engine.step()
+        except RuntimeError as error:
+            engine.isolate(error)
+        engine.cache.check()
+    assert not engine.busy
+
+
+@pytest.mark.parametrize("place", [0, 20, 99])
+def test_a_step_that_fails_takes_only_the_guilty_request_with_it(place: int) -> None:
+    """Wherever the poison stands: in the first chunk or in the last, the others' answers are the same to the token."""
+    engine = engine_of(Failing(), max_batch_tokens=32, max_seqs=6)
+    unbiased = SamplingParams(max_tokens=8, logit_bias={POISON: -1000.0})
+    poisoned = [*CLEAN[4]]
+    poisoned[place] = POISON
+    requests = [engine.add(prompt, unbiased) for prompt in (*CLEAN[:3], poisoned, *CLEAN[3:])]
+    drive(engine)
+    guilty = requests.pop(3)
+    assert guilty.samples[0].finish_reason == "error"
+    assert str(guilty.error) == "a kernel failed"
+    for prompt, request in zip(CLEAN, requests, strict=True):
+        assert request.error is None
+        assert request.samples[0].output == alone(prompt, unbiased)
+    assert engine.cache.usage().sequences == 0
+
+
+@pytest.mark.parametrize("at", range(4, 16))
+def test_suspects_that_do_not_fit_beside_each_other(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step fails once, in a cache that holds any one of three long prompts but not all: those that have come
+    through give way to the next suspect, or nobody would ever move again."""
+    engine = engine_of(Failing(), max_batch_tokens=32, max_seqs=4, block_size=16, cache_bytes=blocks_of_16(13))
+    unbiased = SamplingParams(max_tokens=20, logit_bias={POISON: -1000.0})
+    prompts = [[(7 * i + k) % 90 for i in range(100)] for k in range(3)]
+    requests = [engine.add(prompt, unbiased) for prompt in prompts]
+    run, steps = engine.program.run, iter(range(10_000))
+
+    def once(*arguments):
+        if next(steps) == at:
+            raise RuntimeError("once")
+        return run(*arguments)
+
+    monkeypatch.setattr(engine.program, "run", once)
+    drive(engine)
+    for prompt, request in zip(prompts, requests, strict=True):
+        if request.error is None:
+            assert request.samples[0].output == alone(prompt, unbiased)
+    assert sum(request.error is not None for request in requests) <= 1, "it was alone in the step that failed"
+
+
+@pytest.mark.any_backend
+def test_a_sampler_that_fails_ends_its_own_request() -> None:
+    engine = engine_of()
+    bad, good = engine.add(CLEAN[2], SHORT), engine.add(CLEAN[3], SHORT)
+
+    def broken(logits, history, k):
+        raise ZeroDivisionError("sampling")
+
+    engine._requests[bad.id] = (bad, broken)
+    finish(engine)
+    assert (bad.samples[0].finish_reason, good.samples[0].finish_reason) == ("error", "length")
+    assert good.samples[0].output == alone(CLEAN[3], SHORT)
+
+
+@pytest.mark.any_backend
+def test_the_queue_is_bounded() -> None:
+    engine = engine_of(max_seqs=2, max_waiting=3)
+    for _ in range(5):  # two run at the next step, three wait
+        engine.add(CLEAN[2], SHORT)
+    with pytest.raises(QueueFull, match="0 sequences run and 5 wait"):
+        engine.add(CLEAN[2], SHORT)
+    engine.step()
+    with pytest.raises(QueueFull, match="2 sequences run and 3 wait"):
+        engine.add(CLEAN[2], SHORT)
+    finish(engine)
+    engine.add(CLEAN[2], SHORT)
+    finish(engine)
+
+
+@pytest.mark.any_backend
+def test_beside_decodes_prompts_move_in_small_chunks() -> None:
+    """What bounds the gap between two tokens is the work of one step: decodes and at most so many prompt tokens."""
+    engine = engine_of(max_batch_tokens=64, max_seqs=4, chunk_while_decoding=16)
+    seen = []
+    run = engine.program.run
+    engine.program.run = lambda memory, step, *rest: seen.append(len(step.positions)) or run(memory, step, *rest)
+    first = engine.add(CLEAN[1], SamplingParams(max_tokens=30))
+    engine.step()
+    long = engine.add(CLEAN[5], SHORT)
+    gaps = []
+    while engine.busy:
+        events = engine.step()
+        gaps += [event.gap for event in events if event.sample.request is first]
+        assert first.done or any(event.sample.request is first for event in events), "a token in every step"
+    assert max(seen) == 17, "one decode and a chunk of 16"
+    assert long.samples[0].output == alone(CLEAN[5], SHORT)
+    assert len(gaps) == 29
+    assert all(gap is not None and gap > 0 for gap in gaps)
+
+
+@pytest.mark.any_backend
+def test_time_is_charged_to_who_spent_it() -> None:
+    from support.tiny import blocks_of_16
+
+    engine = engine_of(max_seqs=5, max_batch_tokens=32, block_size=16, cache_bytes=blocks_of_16(12))
+    requests = [engine.add(prompt, SamplingParams(max_tokens=40)) for prompt in CLEAN[2:5]]
+    finish(engine)
+    assert engine.scheduler.n_preemptions > 0
+    found = [explain(request) for request in requests]
+    spent = sum(each.milliseconds + each.again_milliseconds for each in found)
+    total = 1000 * (engine.stats.prefill_seconds + engine.stats.decode_seconds)
+    assert 0 < spent < total
+    computed = engine.stats.prefill_tokens + engine.stats.decode_tokens
+    outputs = sum(len(request.samples[0].output) - 1 for request in requests)
+    assert computed == sum(each.recomputed + each.again_tokens for each in found) + outputs
+    for each in found:
+        assert 0 <= each.queued_ms <= each.first_token_ms <= each.total_ms
+    assert np.isfinite(spent)

@@ -1,0 +1,118 @@
+"""Sampling: filters, penalties, stateless randomness, ties."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from kvarn.engine.request import SamplingParams
+from kvarn.engine.sampling import History, log_softmax, make_sampler, uniform
+from kvarn.errors import KvarnError
+
+LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0, 0.5], np.float32)
+EMPTY = History([], 0)
+
+
+def draw(logits=LOGITS, history=EMPTY, k=0, seed=1, **params):
+    return make_sampler(SamplingParams(**params), seed, len(logits))(np.asarray(logits, np.float32), history, k)
+
+
+def possible(logits=LOGITS, **params) -> set[int]:
+    sampler = make_sampler(SamplingParams(temperature=1.0, **params), 3, len(logits))
+    return {sampler(logits, History([0] * i, 0), 0).token for i in range(600)}
+
+
+def test_greedy_takes_the_largest_and_ties_go_to_the_lower_id() -> None:
+    assert draw().token == 1
+
+
+def test_top_k_prefers_the_lower_id_among_equals() -> None:
+    assert possible(top_k=1) == {1}
+    assert possible(top_k=2) == {1, 3}
+    assert possible(top_k=3) == {1, 2, 3}
+    assert possible(np.zeros(6, np.float32), top_k=4) == {0, 1, 2, 3}
+
+
+def test_top_p_keeps_the_token_that_crosses() -> None:
+    p = np.exp(log_softmax(LOGITS))
+    assert possible(top_p=float(p[1]) * 0.9) == {1}
+    assert possible(top_p=float(p[1]) * 1.1) == {1, 3}
+    assert possible(top_p=1.0) == set(range(6))
+
+
+def test_min_p_is_relative_to_the_most_likely() -> None:
+    assert possible(min_p=0.9) == {1, 3}
+    assert possible(min_p=np.exp(-1.01)) == {1, 2, 3}
+
+
+def test_temperature_sharpens_and_frequencies_follow_the_probabilities() -> None:
+    sampler = make_sampler(SamplingParams(temperature=2.0), 11, 6)
+    counts = Counter(sampler(LOGITS, History([0] * i, 0), 0).token for i in range(20_000))
+    expected = np.exp(log_softmax(LOGITS / 2))
+    for token in range(6):
+        assert counts[token] / 20_000 == pytest.approx(expected[token], abs=0.012)
+    assert possible(np.array([0, 5, 0], np.float32) * 100) == {1}
+
+
+def test_randomness_is_a_pure_function_of_seed_sample_and_index() -> None:
+    assert uniform(1, 0, 0) == uniform(1, 0, 0)
+    values = {uniform(s, k, i) for s in range(5) for k in range(5) for i in range(5)}
+    assert len(values) == 125
+    assert all(0 <= value < 1 for value in values)
+    assert np.mean([uniform(7, 0, i) for i in range(4000)]) == pytest.approx(0.5, abs=0.02)
+    assert uniform(2026, 3, 17) == 0.6715676111954901, "a draw must not change from release to release"
+
+
+def test_penalties() -> None:
+    history = History([1, 3, 3], 1)
+    assert draw(history=history, repetition_penalty=2.0).token == 2, "1 in the prompt and 3 in the output are halved"
+    assert draw(history=History([1], 1), presence_penalty=2.0).token == 1, "presence looks at the output only"
+    assert draw(history=History([1], 0), presence_penalty=0.5).token == 3
+    assert draw(history=History([1, 1, 3], 0), frequency_penalty=0.6).token == 3
+    assert draw(history=History([4], 1), repetition_penalty=3.0, logprobs=0).token == 1
+
+
+def test_logit_bias_and_its_bounds() -> None:
+    assert draw(logit_bias={4: 100.0}).token == 4
+    assert draw(logit_bias={1: -100.0}).token == 3
+    for bad in (-1, 6):
+        with pytest.raises(KvarnError, match="outside the vocabulary of 6"):
+            draw(logit_bias={bad: 1.0})
+
+
+def test_logprobs_are_the_models_own() -> None:
+    sampled = draw(logit_bias={4: 100.0}, logprobs=2)
+    exact = log_softmax(LOGITS)
+    assert sampled.token == 4
+    assert sampled.logprob == pytest.approx(exact[4])
+    assert [token for token, _ in sampled.top] == [1, 3]
+    assert sum(np.exp(exact)) == pytest.approx(1)
+    assert draw().logprob is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("frequency_penalty", -3.0),
+        ("seed", 1 << 65),
+        ("logprobs", 101),
+        ("n", 0),
+        ("stop", [""]),
+    ],
+)
+def test_senseless_parameters_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(KvarnError, match=f"^{field} is .*; it must be "):
+        SamplingParams(**{field: value})
+
+
+def test_one_stop_string_may_stand_alone() -> None:
+    assert SamplingParams(stop="###").stop == ("###",)

@@ -1,0 +1,285 @@
+"""One LLM, used by many at once: interleaved streams, threads, faults and interrupts change nobody's answer."""
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.serving import tiny_model
+from support.threads import together, until
+
+from kvarn import LLM, KvarnError, SamplingParams
+from kvarn.engine.engine import Event
+from kvarn.jobs.job import Job, Listener
+
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=20, temperature=1.5, seed=3, n=2, logprobs=2, ignore_eos=True)
+STOPPED = SamplingParams(max_tokens=30, temperature=1.5, seed=8, stop=("e", "zz"))
+WORDS = ["ab", "cd", "night", "fox", "sea", "cat", "abcd", "x"]
+PROMPTS = [f"{word} of number {i}, and what {word} was" for i, word in enumerate(WORDS)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), 512)
+
+
+@pytest.fixture
+def llm(model: Path) -> LLM:
+    return LLM(model, cache="paged", max_seqs=4, max_batch_tokens=32, block_size=16)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Callable[[str, SamplingParams], list[tuple]]:
+    """What a prompt's completions are when nobody else asks anything."""
+    oracle = LLM(model, cache="contiguous", max_seqs=2)
+    return lambda prompt, params=GREEDY: told(oracle.generate(prompt, params)[0])
+
+
+def told(output: Any) -> list[tuple]:
+    return [(c.text, c.tokens, c.finish_reason, c.logprobs) for c in output.completions]
+
+
+def idle(llm: LLM) -> None:
+    llm.cache.check()
+    assert not llm.engine.busy
+    assert llm.cache.usage().sequences == llm.cache.usage().blocks_used == 0
+
+
+def test_two_streams_side_by_side(llm: LLM, alone: Callable) -> None:
+    first, second = llm.stream(PROMPTS[0], GREEDY), llm.stream(PROMPTS[1], GREEDY)
+    pieces = [(next(first, ""), next(second, "")) for _ in range(40)]
+    assert "".join(a for a, _ in pieces) == alone(PROMPTS[0])[0][0]
+    assert "".join(b for _, b in pieces) == alone(PROMPTS[1])[0][0]
+    idle(llm)
+
+
+def test_generate_inside_a_stream(llm: LLM, alone: Callable) -> None:
+    text = ""
+    for i, piece in enumerate(llm.stream(PROMPTS[2], GREEDY)):
+        text += piece
+        if i < 3:
+            assert told(llm.generate(PROMPTS[3 + i], GREEDY)[0]) == alone(PROMPTS[3 + i])
+    assert text == alone(PROMPTS[2])[0][0]
+    idle(llm)
+
+
+def test_threads_share_an_llm(llm: LLM, alone: Callable) -> None:
+    """Eight threads, more than there are sequences: streams and batches, greedy, drawn and stopped."""
+
+    def batches(k: int) -> Callable[[], Any]:
+        params = (GREEDY, DRAWN, STOPPED)[k % 3]
+        return lambda: [[told(out) for out in llm.generate(PROMPTS[k : k + 3], params)] for _ in range(2)]
+
+    def streams(k: int) -> Callable[[], Any]:
+        return lambda: ["".join(llm.stream(prompt, STOPPED)) for prompt in PROMPTS[k : k + 4]]
+
+    results = together(*(batches(k) if k % 2 else streams(k) for k in range(8)))
+    for k, result in enumerate(results):
+        if k % 2:
+            params = (GREEDY, DRAWN, STOPPED)[k % 3]
+            assert result == [[alone(prompt, params) for prompt in PROMPTS[k : k + 3]]] * 2
+        else:
+            assert result == [alone(prompt, STOPPED)[0][0] for prompt in PROMPTS[k : k + 4]]
+    idle(llm)
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+POISON = 33  # "!"
+CLEAN = SamplingParams(max_tokens=24, ignore_eos=True, logit_bias={POISON: -100.0})
+
+
+def poisoned(llm: LLM, before: Callable[[Any], None] = lambda tokens: None) -> None:
+    """A program that fails on one token. `before` sees the tokens of every step."""
+    run = llm.program.run
+
+    def fail(memory, step, tokens, wanted):
+        before(tokens)
+        if POISON in tokens:
+            raise RuntimeError("a kernel failed")
+        return run(memory, step, tokens, wanted)
+
+    llm.engine.program.run = fail
+
+
+def test_a_fault_ends_one_request_in_threads(llm: LLM, alone: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    poisoned(llm)
+    prompts = [*PROMPTS[:3], "a bad one!", *PROMPTS[3:6]]
+    results = together(*(lambda prompt=prompt: told(llm.generate(prompt, CLEAN)[0]) for prompt in prompts))
+    bad = results.pop(3)
+    assert isinstance(bad, RuntimeError)
+    assert str(bad) == "a kernel failed"
+    assert results == [alone(prompt, CLEAN) for prompt in PROMPTS[:6]]
+    assert "a step failed: RuntimeError: a kernel failed" in caplog.text
+    idle(llm)
+
+
+def test_a_fault_ends_one_request_beside_a_stream(llm: LLM, alone: Callable) -> None:
+    poisoned(llm)
+    stream = llm.stream(PROMPTS[0], CLEAN)
+    text = next(stream)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        llm.generate([PROMPTS[1], "a bad one!", PROMPTS[2]], CLEAN)
+    broken = llm.stream("bad!", CLEAN)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        list(broken)
+    assert text + "".join(stream) == alone(PROMPTS[0], CLEAN)[0][0]
+    idle(llm)
+
+
+def test_text_that_cannot_be_written_fails_alone(llm: LLM, alone: Callable) -> None:
+    good, bad = (llm.start(prompt, GREEDY) for prompt in PROMPTS[:2])
+
+    def broken(token: int) -> bool:
+        raise UnicodeError("no such letter")
+
+    bad.writers[0].push = broken
+    with pytest.raises(UnicodeError, match="no such letter"):
+        llm.runner.wait(bad)
+    llm.runner.wait(good)
+    assert told(good.output()) == alone(PROMPTS[0])
+    idle(llm)
+
+
+def test_a_prompt_that_cannot_be_scheduled_fails_alone(llm: LLM, alone: Callable) -> None:
+    """The fault comes before there is a step: there is nobody in it to blame."""
+    adopt = llm.cache.adopt
+
+    def fail(seq, tokens, *rest):
+        if POISON in tokens:
+            raise RuntimeError("no such prefix")
+        return adopt(seq, tokens, *rest)
+
+    llm.cache.adopt = fail
+    results = together(*(lambda p=p: told(llm.generate(p, CLEAN)[0]) for p in (PROMPTS[0], "bad!", PROMPTS[1])))
+    assert str(results[1]) == "no such prefix"
+    assert [results[0], results[2]] == [alone(prompt, CLEAN) for prompt in PROMPTS[:2]]
+    idle(llm)
+
+
+def test_a_fault_that_nobody_can_be_blamed_for_is_raised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list:
+        raise RuntimeError("the scheduler is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.scheduler, "schedule", broken)
+        with pytest.raises(RuntimeError, match="the scheduler is broken"):
+            llm.generate(PROMPTS[:2])
+    idle(llm)
+
+
+def test_a_prompt_of_fractions_is_refused(llm: LLM) -> None:
+    for _ in range(6):
+        with pytest.raises(KvarnError, match="a token that is not an integer"):
+            llm.generate([[1.5, 2.5, 3]])
+    idle(llm)
+
+
+# -- who steps -------------------------------------------------------------------------------------------------------
+
+
+def waiting(llm: LLM) -> int:
+    return len(llm.runner._turn._steps)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_who_is_interrupted_hands_over(llm: LLM, alone: Callable, interrupt: type[BaseException]) -> None:
+    """One thread steps for two that sleep; it is interrupted in the middle of a step, and one of them takes over."""
+    jobs = [llm.start(prompt, GREEDY) for prompt in PROMPTS[:4]]  # nobody waits for the last one
+    run, steps = llm.program.run, iter(range(10_000))
+
+    def interrupted(*arguments):
+        if next(steps) == 3:
+            until(lambda: waiting(llm) == 2)
+            raise interrupt
+        return run(*arguments)
+
+    llm.engine.program.run = interrupted
+    results = together(*(lambda job=job: llm.runner.wait(job) for job in jobs[:3]))
+    assert sorted(map(type, results), key=str) == sorted([interrupt, type(None), type(None)], key=str)
+    for prompt, job in zip(PROMPTS, jobs, strict=False):
+        llm.runner.wait(job)
+        assert told(job.output()) == alone(prompt)
+    idle(llm)
+
+
+def test_cancelling_from_another_thread(llm: LLM, alone: Callable) -> None:
+    """In the middle of a step: the canceller does not wait, and the blocks are free before the next step."""
+    entered, cancelled = threading.Event(), threading.Event()
+    run = llm.program.run
+
+    def slow(*arguments):
+        if job.request.samples[0].n_output == 5:
+            entered.set()
+            assert cancelled.wait(60)
+        return run(*arguments)
+
+    job, other = llm.start(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True)), llm.start(PROMPTS[1], GREEDY)
+    llm.engine.program.run = slow
+
+    def cancel() -> None:
+        assert entered.wait(60)
+        llm.runner.cancel(job)
+        cancelled.set()
+
+    waits = together(lambda: llm.runner.wait(job), cancel, lambda: llm.runner.wait(other))
+    assert waits == [None] * 3
+    assert (len(job.output().tokens), job.output().finish_reason) == (6, "cancelled"), (
+        "the step under way, and no other"
+    )
+    assert told(other.output()) == alone(PROMPTS[1])
+    idle(llm)
+
+
+class Nosy(Listener):
+    """Calls back into the runner from inside a step."""
+
+    def __init__(self, act: Callable[[Job], object]) -> None:
+        self.act = act
+        self.n_ended = 0
+
+    def token(self, job: Job, event: Event) -> None:
+        self.act(job)
+
+    def ended(self, job: Job) -> None:
+        self.n_ended += 1
+
+
+def test_a_listener_may_cancel_and_nothing_else(llm: LLM, alone: Callable) -> None:
+    ids, runner = llm.tokenizer.encode(PROMPTS[0]), llm.runner
+    beside = llm.start(PROMPTS[1], GREEDY)
+    for act in (lambda job: llm.generate("x"), runner.wait, lambda job: runner.step(), lambda job: runner.forget("c")):
+        job = runner.add(ids, GREEDY, listener=Nosy(act))
+        with pytest.raises(KvarnError, match="called from inside a step"):
+            runner.wait(job)
+        assert job.listener.n_ended == 1
+    job = runner.add(ids, GREEDY, listener=Nosy(runner.cancel))
+    runner.wait(job)
+    assert (len(job.output().tokens), job.output().finish_reason) == (1, "cancelled")
+    runner.wait(beside)
+    assert told(beside.output()) == alone(PROMPTS[1])
+    idle(llm)
+
+
+def test_a_stream_that_is_collected_inside_a_step(llm: LLM, alone: Callable) -> None:
+    """A finalizer runs anywhere, also on the thread that steps: what it drops is free after the step."""
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    cycle: list[Any] = [stream]
+    cycle.append(cycle)
+    del stream, cycle
+    run = llm.program.run
+    llm.engine.program.run = lambda *arguments: (gc.collect(), run(*arguments))[1]
+    assert told(llm.generate(PROMPTS[1], GREEDY)[0]) == alone(PROMPTS[1])
+    idle(llm)
+
+
+def test_the_template_is_compiled_once(llm: LLM) -> None:
+    assert llm.template is llm.template
+    assert (
+        llm.chat([{"role": "user", "content": "ab"}], GREEDY).text
+        == llm.generate("<user>ab\n<assistant>", GREEDY)[0].text
+    )

@@ -1,0 +1,286 @@
+"""Runs random attention through the real cache on a schedule, and says what dense attention would give.
+
+Storage is filled with NaN first: a cell that is read before it was written shows in the output. A test that asks for
+the fixture `backend` runs once on the reference and once per instruction set of the native backend; `backend()` gives
+the one whose turn it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from kvarn import native
+from kvarn.backends import reference
+from kvarn.backends.base import Counters, Memory, Program
+from kvarn.backends.cpu import Cpu, program
+from kvarn.backends.cpu.memory import CpuMemory
+from kvarn.backends.cpu.program import CpuProgram
+from kvarn.backends.host import HostMemory, Store
+from kvarn.backends.pool import make_pool
+from kvarn.backends.reference import Reference, dense, rope
+from kvarn.backends.reference.cells import write
+from kvarn.backends.reference.codecs import DEFINITIONS
+from kvarn.cache.cache import KVCache
+from kvarn.cache.placement import Placement
+from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Step
+from kvarn.cache.strategy import STRATEGIES
+from kvarn.engine import scoring
+from kvarn.graph.ops import Rope
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.models.architectures import graph_of
+
+
+class LacksInstructions(pytest.skip.Exception):
+    """A test that this processor cannot run. The one kind of skip that is no failure when test material is present."""
+
+
+Schedule = Sequence[dict[int, int]]  # per step: sequence -> new tokens
+BACKENDS = ("reference", *native.isas())  # the native one by instruction set
+MIX = {  # name: per step, sequence -> new tokens
+    "mixed": [{0: 33}, {0: 1, 1: 48}, {1: 48, 2: 1, 0: 1}, {0: 30, 1: 1, 2: 47}, {0: 48, 1: 1, 2: 1}, {0: 47, 1: 48}],
+    "alone": [{0: 48}, {0: 48}, {0: 48}, {0: 16}],
+    "by ones": [{0: 1}] * 70,
+    "odd": [{0: 7}, {0: 1}] * 18,
+}
+LOG2E = np.float32(1.4426950408889634)
+_current = ["reference"]
+
+
+@cache
+def pool(threads: int = 2) -> native.Pool:
+    return make_pool(threads)
+
+
+@contextmanager
+def using(name: str, order: str | None = None) -> Iterator[None]:
+    """The backend of this name, and this order of sums, until the end of the block."""
+    before = native.isa(), native.sum_order()
+    _current.append(name)
+    if name != "reference":
+        native.select_isa(name)
+    native.select_sum_order(order or before[1])
+    try:
+        yield
+    finally:
+        _current.pop()
+        native.select_isa(before[0])
+        native.select_sum_order(before[1])
+
+
+def backend() -> Reference | Cpu:
+    return Reference() if _current[-1] == "reference" else Cpu(pool())
+
+
+def on_cpu() -> bool:
+    return _current[-1] != "reference"
+
+
+def thorough() -> bool:
+    """Bookkeeping does not know instruction sets: everything with the reference and the best one, less with others."""
+    return _current[-1] in BACKENDS[:2]
+
+
+def strategies() -> Sequence[str]:
+    return list(STRATEGIES) if thorough() else ["ring", "paged"]
+
+
+class Driven:
+    """A cache's book and its memory on a backend, driven together: a prepared step is applied at once, and a commit
+    advances first. All other verbs are the book's."""
+
+    def __init__(self, config: CacheConfig, place: Reference | Cpu, allocate=None) -> None:
+        planned = plan(config, place.default_layout)
+        self.book = KVCache(planned)
+        self.backend = place
+        self.host = place.layers(planned) if allocate is None else HostMemory(planned, place.kernels, allocate)
+        self.memory: Memory = CpuMemory(self.host) if isinstance(place, Cpu) else self.host
+        self.stores, self.tables, self.arena = self.host.stores, self.host.tables, self.host.arena
+        self.write, self.attend, self.spec = self.host.write, self.host.attend, self.host.spec
+
+    def __getattr__(self, verb: str):
+        return getattr(self.book, verb)
+
+    @property
+    def counters(self) -> Counters:
+        return self.memory.counters
+
+    def prepare(self, seqs: Sequence[int]) -> Step:
+        step = self.book.prepare(seqs)
+        self.memory.apply(step)
+        return step
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        self.book.advance(seq, len(tokens))
+        self.book.commit(seq, tokens)
+
+    def check(self) -> None:
+        """The book, and that tables hold what the book says of every sequence's blocks, as far as they were told."""
+        self.book.check()
+        for entry in self.book._entries.values():
+            for r, table in zip(entry.residencies, self.tables, strict=True):
+                known = min(r.changed, len(r.blocks))
+                assert table.blocks[entry.row, :known].tolist() == r.blocks[:known], "a stale row"
+                assert table.first[entry.row, :known].tolist() == r.firsts[:known], "a stale row"
+
+
+def named(placement: Placement, seq: int, tokens: Sequence[int]) -> None:
+    """A step's tokens were written, and are known."""
+    placement.advance(seq, len(tokens))
+    placement.commit(seq, tokens)
+
+
+def load_program(checkpoint: Checkpoint, threads: native.Pool) -> CpuProgram:
+    return program.load_program(checkpoint, graph_of(checkpoint.config, checkpoint.shapes), threads)
+
+
+def load_weights(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    return reference.load_weights(checkpoint, graph_of(checkpoint.config, checkpoint.shapes))
+
+
+def score(program: Program, cache: Driven, tokens: Sequence[int], first: int, chunk: int) -> np.ndarray:
+    return scoring.score(program, cache.memory, cache.book, tokens, first, chunk)
+
+
+def history(store: Store, block: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """K and V of one block's first `length` slots, [length, head, dim], as views: nothing is copied."""
+    return store.k[block, 0, :, :length].swapaxes(0, 1), store.v[block, 0, :, :length].swapaxes(0, 1)
+
+
+def write_rotated(k: np.ndarray, v: np.ndarray, rotary: Rope, cache: Driven) -> None:
+    """Keys rotated at the positions of the step, then written."""
+    write(rope.apply(k, cache.host.positions, rotary), v, cache.stores[0], cache.tables[0])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys and values of one sequence in one layer."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Inputs:
+    rng = np.random.default_rng([seed, spec.n_heads, spec.n_kv_heads, spec.k_dim])
+    q, k, v = (
+        (scale * rng.standard_normal((length, heads, dim))).astype(np.float32)
+        for heads, dim in ((spec.n_heads, spec.k_dim), (spec.n_kv_heads, spec.k_dim), (spec.n_kv_heads, spec.v_dim))
+    )
+    return Inputs(q, k, v)
+
+
+def fill_with_nan(cache: Driven) -> None:
+    for store in cache.stores:
+        for cells in (store.k, store.v):
+            if store.codec.name == "bf16":
+                cells[...] = 0x7FC0
+            else:
+                cells[...] = 127 if store.codec.name == "int8" else np.nan
+        for scales in (store.k_scale, store.v_scale):
+            if scales is not None:
+                scales[...] = np.nan
+
+
+def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]) -> dict[tuple[int, int], np.ndarray]:
+    """data[(sequence, layer)] -> output[(sequence, layer)], [T, n_heads, dim]. Tokens are the positions."""
+    done: dict[int, int] = {}
+    output = {key: np.full((*x.q.shape[:2], x.v.shape[-1]), np.nan, np.float32) for key, x in data.items()}
+    for batch in schedule:
+        for seq, n in batch.items():
+            if seq not in done:
+                cache.open(seq, salt=str(seq).encode())
+                done[seq] = 0
+            assert cache.reserve(seq, done[seq] + n)
+        step = cache.prepare(list(batch))
+        read = cache.counters.read
+        spans = [(seq, done[seq], done[seq] + batch[seq]) for seq in step.seqs]
+        for layer in range(len(cache.stores)):
+            rows = [(data[seq, layer], a, b) for seq, a, b in spans]
+            q, k, v = (np.concatenate([getattr(x, name)[a:b] for x, a, b in rows]) for name in ("q", "k", "v"))
+            cache.write(layer, k, v)
+            result = cache.attend(layer, q)
+            at = 0
+            for seq, a, b in spans:
+                output[seq, layer][a:b] = result[at : at + b - a]
+                at += b - a
+        assert cache.counters.read - read == cache.plan.read_bytes(step), "kernels read what the step says, and no more"
+        for seq, a, b in spans:
+            cache.commit(seq, range(a, b))
+            done[seq] = b
+        cache.check()
+    return output
+
+
+def run(config: CacheConfig, schedule: Schedule, seed: int = 0) -> tuple[dict[tuple[int, int], np.ndarray], Driven]:
+    cache = Driven(config, backend())
+    fill_with_nan(cache)
+    return drive(cache, schedule, workload(config, schedule, seed)), cache
+
+
+def workload(config: CacheConfig, schedule: Schedule, seed: int = 0) -> dict[tuple[int, int], Inputs]:
+    lengths: dict[int, int] = {}
+    for batch in schedule:
+        for seq, n in batch.items():
+            lengths[seq] = lengths.get(seq, 0) + n
+    return {
+        (seq, layer): inputs(spec, length, seed=1000 * seed + 10 * seq + layer)
+        for seq, length in lengths.items()
+        for layer, spec in enumerate(config.layers)
+    }
+
+
+def decoded(x: np.ndarray, codec: str) -> np.ndarray:
+    """What the cells hold, as float64, by the codec's definition."""
+    flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
+    cells, scales = DEFINITIONS[codec].define(flat)
+    wide = DEFINITIONS[codec].widen(cells).astype(np.float64)
+    if scales is not None:
+        wide *= scales[:, None]
+    return wide.reshape(x.shape)
+
+
+def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
+    return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.k_dim**-0.5)
+
+
+class Expected(NamedTuple):
+    values: np.ndarray
+    bound: np.ndarray | float  # by which the codec's arithmetic may move each of them, float32's rounding aside
+
+
+def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
+    """The oracle's rows from position `first` on. Native bf16 and int8 round scaled queries and probabilities to bf16:
+    the first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
+    k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.k_dim**-0.5
+    if not on_cpu() or codec in ("f32", "f16"):
+        return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
+    q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
+    both = np.concatenate([v, np.abs(v)], axis=-1)
+    values, average = np.split(dense.attend(q[first:], k, both, spec, scale, first), 2, axis=-1)
+    return Expected(values, 1.01 * 2.0**-8 * average)
+
+
+def assert_near(output: np.ndarray, expected: Expected, *where: object) -> None:
+    assert np.isfinite(output).all(), where
+    excess = (np.abs(output - expected.values) - expected.bound).max()
+    assert excess < 3e-6 * max(1.0, np.abs(expected.values).max()), (*where, excess)
+
+
+def moved(counters: Counters) -> tuple[int, int, int, dict[str, int]]:
+    """What must not differ between backends: all but time."""
+    return counters.written, counters.read, counters.copied, dict(counters.calls)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint32)
+
+
+def chunks(seq: int, *sizes: int) -> list[dict[int, int]]:
+    return [{seq: size} for size in sizes]

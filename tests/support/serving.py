@@ -1,0 +1,144 @@
+"""A `kvarn serve` process on loopback, and plain HTTP to it."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support import tiny_gguf
+
+MAIN = "import sys; from kvarn.cli import main; sys.exit(main())"
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        return self.json["error"]["message"]
+
+    @property
+    def events(self) -> list[dict]:
+        lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+
+class Pending:
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+
+    @cached_property
+    def response(self) -> http.client.HTTPResponse:
+        return self._connection.getresponse()
+
+    def leave(self) -> None:
+        """The socket is closed once both are: a response holds on to it."""
+        if "response" in self.__dict__:
+            self.response.close()
+        self._connection.close()
+
+    def __enter__(self) -> "Pending":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+
+class Served:
+    def __init__(self, process: subprocess.Popen, summary: list[str]) -> None:
+        self.process = process
+        self.summary = summary
+        self.url = summary[-1].split()[1].removesuffix("/v1")
+        self.host, _, port = self.url.removeprefix("http://").partition(":")
+        self.port = int(port)
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=60)
+
+    def ask(self, path: str, body: Any = None, key: str | None = None, method: str | None = None) -> Reply:
+        raw = body if isinstance(body, bytes | type(None)) else json.dumps(body).encode()
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        connection = self.connection()
+        try:
+            connection.request(method or ("GET" if raw is None else "POST"), path, raw, headers)
+            response = connection.getresponse()
+            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def post(self, body: dict, key: str | None = None) -> "Pending":
+        """A request whose answer is not waited for."""
+        connection = self.connection()
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
+        return Pending(connection)
+
+    def start(self, body: dict, key: str | None = None) -> "Pending":
+        """A stream whose first bytes are here; the caller reads on, or goes away."""
+        pending = self.post(body | {"stream": True}, key)
+        assert pending.response.status == 200, pending.response.read()
+        pending.response.readline()
+        return pending
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over all samples of this name that have these labels."""
+        found = []
+        for line in self.ask("/metrics").body.decode().splitlines():
+            if line.split("{")[0].split(" ")[0] == name and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                found.append(float(line.rsplit(" ", 1)[1]))
+        return sum(found)
+
+    def cache(self, key: str | None = None) -> dict:
+        return self.ask("/kvarn/cache", key=key).json
+
+    def until_idle(self) -> None:
+        """Nothing is held any more. (Waits; asserts nothing about how long that takes but that it ends.)"""
+        self.until(lambda: not self.metric("kvarn:num_requests_running") + self.metric("kvarn:num_requests_waiting"))
+
+    def until(self, reached: Callable[[], object]) -> None:
+        """Looks until it is so, and for a minute at most."""
+        end = time.monotonic() + 60
+        while not reached():
+            assert time.monotonic() < end, "the server does not come to that"
+            time.sleep(0.01)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+@contextlib.contextmanager
+def serve(model: Path, *flags: str) -> Iterator[Served]:
+    command = [sys.executable, "-c", MAIN, "serve", "-m", str(model), "--port", "0", *flags]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        summary = []
+        while not summary or not summary[-1].startswith("address"):
+            line = process.stderr.readline()
+            assert line, f"no server: {''.join(summary)}"
+            summary.append(line.rstrip("\n"))
+        yield Served(process, summary)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def tiny_model(folder: Path, context: int = 2048) -> Path:
+    return tiny_gguf.write(folder / "tiny.gguf", "llama", tiny_gguf.CHAT, context)
