@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.harness import Driven, bits, score
 from support.tiny import (
-    ARCHITECTURES,
     CONTEXT,
     GREEDY,
     PROMPTS,
@@ -24,6 +23,7 @@ from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import NAMES
 from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError, PromptTooLong
+from kvarn.models.architectures import ARCHITECTURES
 
 RNG = random.Random(1)
 SEEDED = SamplingParams(max_tokens=20, temperature=1.3, top_p=0.95, seed=7)
