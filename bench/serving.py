@@ -31,7 +31,7 @@ def gap() -> None:
             gaps += [event.gap for event in engine.step() if event.sample.request is talking and event.gap]
         assert not talking.done, "the answer must last longer than the prompt"
         engine.cancel(talking)
-        first = reading.timing.answered - reading.timing.queued
+        first = reading.timing.first_token_at - reading.timing.queued_at
         print(f"{chunk:>5}  {1e3 * max(gaps):>14.0f}  {1e3 * statistics.median(gaps):>13.0f}  {1e3 * first:>28.0f}")
 
 

@@ -49,7 +49,7 @@ def fill(block_size: int | None, tokens: int, seed: int) -> tuple[int, float]:
             break
         held, used = held + 1, used + n
     usage = cache.usage()
-    allocated = usage.blocks_used * cache.plan.groups[0].geometry.block_size
+    allocated = usage.blocks_used * cache.plan.groups[0].config.block_size
     return held, 1 - used / allocated
 
 

@@ -12,7 +12,7 @@ from support.models import model
 
 from kvarn import LLM, KvarnError, SamplingParams, native
 from kvarn.cli import main
-from kvarn.text.writer import Writer
+from kvarn.text.stream import TextStream
 
 FOX = "The quick brown fox"
 
@@ -100,9 +100,9 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         LLM(model("smollm2"), context=10_000)
 
 
-def pieces_of(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], Writer]:
+def pieces_of(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
     tokenizer = llm().tokenizer
-    writer, pieces = Writer(tokenizer, [], stop), []
+    writer, pieces = TextStream(tokenizer, [], stop), []
     for token in tokenizer.encode(text):
         stopped = writer.push(token)
         pieces.append(writer.take())

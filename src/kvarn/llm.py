@@ -142,12 +142,12 @@ class LLM:
         return self.runner.add(tokens, params, conversation=conversation)
 
     def stream_job(self, job: Job) -> Iterator[str]:
-        writer, done = job.writers[0], False
+        text, done = job.texts[0], False
         try:
             while not done:
-                self.runner.advance(lambda: job.done or writer.ready)
+                self.runner.advance(lambda: job.done or text.ready)
                 done = job.done  # asked before the text is taken: nothing is written after it
-                if piece := writer.take():
+                if piece := text.take():
                     yield piece
             self.runner.wait(job)  # for what made it fail
         finally:

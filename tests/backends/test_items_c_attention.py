@@ -133,7 +133,7 @@ def test_item_25_rope_offset(strategy: str, codec: str) -> None:
     everywhere = np.arange(length)
     k = decoded(rope.apply(x.k, everywhere, rotary), codec)
     q = rope.apply(x.q, everywhere, rotary)
-    seen = cache.plan.groups[0].geometry.spec
+    seen = cache.plan.groups[0].config.spec
     expected = dense.attend(q, k, decoded(x.v, codec), seen, spec.k_dim**-0.5)
     assert np.abs(results[0] - expected).max() < 3e-6
 
@@ -213,7 +213,7 @@ def test_item_27_gemmas_window_beside_its_global_layers(strategy: str) -> None:
 def test_item_27_the_smaller_window_rules() -> None:
     config = CacheConfig([LayerSpec(2, 1, 8, 8, window=64), LayerSpec(2, 1, 8, 8)], 256, "sliding", "f32", window=100)
     cache = Driven(config, Reference())
-    assert [group.geometry.spec.window for group in cache.plan.groups] == [64, 100]
+    assert [group.config.spec.window for group in cache.plan.groups] == [64, 100]
 
 
 @pytest.mark.parametrize("codec", CODECS)

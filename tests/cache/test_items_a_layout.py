@@ -290,10 +290,10 @@ def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
     )
     cache = Driven(config, backend())
     fill_with_nan(cache)
-    geometry = cache.plan.groups[0].geometry
-    lap = geometry.window_blocks * block
-    assert geometry.window_blocks == -(-(window + chunk - 2) // block) + 1
-    assert cache.plan.groups[0].blocks_per_sequence == geometry.window_blocks + -(-pinned // block)
+    config = cache.plan.groups[0].config
+    lap = config.window_blocks * block
+    assert config.window_blocks == -(-(window + chunk - 2) // block) + 1
+    assert cache.plan.groups[0].blocks_per_sequence == config.window_blocks + -(-pinned // block)
     stops = sorted({window - 1, window, window + 1, lap - 1, lap, lap + 1, 5 * lap // 2})
     x = inputs(spec, stops[-1], seed=8)
     cache.open(0)
@@ -305,7 +305,7 @@ def test_item_10_ring_wraps(strategy: str, pinned: int) -> None:
             cache.write(0, x.k[start : start + n], x.v[start : start + n])
             row = cache.attend(0, x.q[start : start + n]) if n == 1 else None
             cache.commit(0, range(start, start + n))
-        seen = dense.attend(x.q[stop - 1 : stop], x.k[:stop], x.v[:stop], geometry.spec, spec.k_dim**-0.5, stop - 1)
+        seen = dense.attend(x.q[stop - 1 : stop], x.k[:stop], x.v[:stop], config.spec, spec.k_dim**-0.5, stop - 1)
         assert row is not None
         assert np.abs(row - seen).max() < 2e-6, stop
     cache.check()

@@ -23,7 +23,7 @@ from support.harness import (
 from kvarn.backends.base import Counters
 from kvarn.backends.host import Table, over_pages
 from kvarn.cache.codec import CODECS
-from kvarn.cache.placement import Geometry
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -33,7 +33,7 @@ SPEC = LayerSpec(4, 2, 8, 8)
 
 
 def pager(n_blocks: int, block_size: int = 32, **kw) -> Paged:
-    return Paged(Geometry(SPEC, block_size, n_blocks, context=4096, max_chunk=4096, **kw))
+    return Paged(GroupConfig(SPEC, block_size, n_blocks, context=4096, max_chunk=4096, **kw))
 
 
 def grow(placement: Paged, seq: int, tokens, salt: bytes = b"") -> int:
@@ -200,7 +200,7 @@ def test_item_16_fork_with_copy_on_write(strategy: str, codec: str) -> None:
     config = CacheConfig([SPEC] * 2, 96, strategy, codec, block_size=16, max_seqs=2, max_chunk=45, window=window)
     cache = Driven(config, backend())
     fill_with_nan(cache)
-    spec = cache.plan.groups[0].geometry.spec
+    spec = cache.plan.groups[0].config.spec
     parent = [inputs(SPEC, end, seed=layer) for layer in (0, 1)]
     child = [inputs(SPEC, end, seed=layer + 10) for layer in (0, 1)]
     for mine, theirs in zip(child, parent, strict=True):
@@ -277,7 +277,7 @@ def test_item_17_all_groups_or_none() -> None:
         [local, full], 96, "paged", "f32", block_size=16, max_seqs=2, max_chunk=32, cache_bytes=windows + 5 * block
     )
     cache = Driven(config, backend())
-    assert [g.geometry.n_blocks for g in cache.plan.groups] == [8, 5]
+    assert [g.config.n_blocks for g in cache.plan.groups] == [8, 5]
     cache.open(0)
     cache.open(1)
     for start in (0, 32):

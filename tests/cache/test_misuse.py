@@ -7,7 +7,7 @@ import pytest
 from support.harness import Driven, backend, chunks, drive, fill_with_nan, inputs, named
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import Geometry, Reason, Stop
+from kvarn.cache.placement import GroupConfig, Reason, ReuseLimit
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -217,7 +217,7 @@ def test_adopt_says_not_sharing_for_any_prompt() -> None:
         for prompt in ([], [1], [1, 2]):
             cache = cache_of(strategy)
             cache.open(0)
-            assert cache.adopt(0, prompt) == (0, Stop(Reason.NOT_SHARING, 0))
+            assert cache.adopt(0, prompt) == (0, ReuseLimit(Reason.NOT_SHARING, 0))
 
 
 def test_a_group_that_forgot_everything_is_out_of_window_and_not_unshared() -> None:
@@ -233,21 +233,21 @@ def test_a_group_that_forgot_everything_is_out_of_window_and_not_unshared() -> N
             cache.commit(seq, text[start : start + 512])
         cache.free(seq)
     cache.open(2)
-    assert cache.adopt(2, first) == (0, Stop(Reason.OUT_OF_WINDOW, 16_383))
+    assert cache.adopt(2, first) == (0, ReuseLimit(Reason.OUT_OF_WINDOW, 16_383))
 
 
 def test_explanations_repeat() -> None:
     answers = set()
     keep = []  # so that addresses differ from round to round
     for _ in range(50):
-        p = Paged(Geometry(LayerSpec(2, 1, 1, 1), 16, 64, context=512, max_chunk=512))
+        p = Paged(GroupConfig(LayerSpec(2, 1, 1, 1), 16, 64, context=512, max_chunk=512))
         keep.append(p)
         for seq in range(6):
             p.open(seq)
             p.reserve(seq, 5)
             named(p, seq, [1, 2, 3, 100 + seq, 7])
         p.open(9)
-        answers.add(p.match(9, [1, 2, 3, 9, 9, 9], 5).stop)
+        answers.add(p.match(9, [1, 2, 3, 9, 9, 9], 5).limit)
     assert len(answers) == 1
 
 
@@ -261,7 +261,7 @@ def test_a_match_over_evicted_blocks_looks_at_each_block_once() -> None:
             return super().__getitem__(index)
 
     for n in (256, 1024):
-        p = Paged(Geometry(LayerSpec(2, 1, 1, 1), 16, n, context=n * 16, max_chunk=n * 16))
+        p = Paged(GroupConfig(LayerSpec(2, 1, 1, 1), 16, n, context=n * 16, max_chunk=n * 16))
         text = list(range(n * 16))
         p.open(0)
         p.reserve(0, n * 16)

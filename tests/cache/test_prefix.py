@@ -4,7 +4,7 @@ import pytest
 from support.harness import Driven, named
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import Adoption, Copy, Geometry, Reason, Stop
+from kvarn.cache.placement import Adoption, Copy, GroupConfig, Reason, ReuseLimit
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.prefix import chain_hash
@@ -16,7 +16,7 @@ TEXT = list(range(100, 200))
 
 
 def pager(n_blocks: int = 32, spec: LayerSpec = FULL, **kw) -> Paged:
-    return Paged(Geometry(spec, 16, n_blocks, context=1024, max_chunk=1024), **kw)
+    return Paged(GroupConfig(spec, 16, n_blocks, context=1024, max_chunk=1024), **kw)
 
 
 def prompt(p: Paged, seq: int, tokens: list[int], salt: bytes = b"") -> Adoption:
@@ -30,15 +30,15 @@ def prompt(p: Paged, seq: int, tokens: list[int], salt: bytes = b"") -> Adoption
 
 def test_nothing_shared() -> None:
     p = pager()
-    assert prompt(p, 0, TEXT) == (0, Stop(Reason.NOTHING_SHARED, 0))
-    assert prompt(p, 1, [7] * 40) == (0, Stop(Reason.NOTHING_SHARED, 0))
+    assert prompt(p, 0, TEXT) == (0, ReuseLimit(Reason.NOTHING_SHARED, 0))
+    assert prompt(p, 1, [7] * 40) == (0, ReuseLimit(Reason.NOTHING_SHARED, 0))
 
 
 def test_nothing_left_to_reuse_but_the_last_token() -> None:
     p = pager()
     prompt(p, 0, TEXT[:64])
-    assert prompt(p, 1, TEXT[:64]) == (63, Stop(Reason.END, 63))
-    assert prompt(p, 2, TEXT[:49]) == (48, Stop(Reason.END, 48))
+    assert prompt(p, 1, TEXT[:64]) == (63, ReuseLimit(Reason.END, 63))
+    assert prompt(p, 2, TEXT[:49]) == (48, ReuseLimit(Reason.END, 48))
     assert p.n_used == 4 + 1, "sequence 1's copy of the last block proved equal and went; sequence 2 has a fresh one"
 
 
@@ -47,10 +47,10 @@ def test_differs_at_a_token() -> None:
     prompt(p, 0, TEXT)
     other = [*TEXT[:41], 7, *TEXT[42:]]
     words = tuple(TEXT[41:49])  # into the next block
-    assert prompt(p, 1, other) == (41, Stop(Reason.DIFFERS, 41, ours=7, theirs=141, onward=words))
+    assert prompt(p, 1, other) == (41, ReuseLimit(Reason.DIFFERS, 41, ours=7, theirs=141, onward=words))
     at_the_edge = [*TEXT[:48], 8, *TEXT[49:]]
     words = tuple(TEXT[48:56])
-    assert prompt(p, 2, at_the_edge) == (48, Stop(Reason.DIFFERS, 48, ours=8, theirs=148, onward=words))
+    assert prompt(p, 2, at_the_edge) == (48, ReuseLimit(Reason.DIFFERS, 48, ours=8, theirs=148, onward=words))
 
 
 def test_differs_from_the_nearest_of_many() -> None:
@@ -58,7 +58,7 @@ def test_differs_from_the_nearest_of_many() -> None:
     for seq, length in enumerate((17, 20, 30, 25)):
         prompt(p, seq, [*TEXT[:length], *[900 + seq] * 40])
     p.open(9)
-    assert p.match(9, [*TEXT[:29], 5, 5, 5], 31).stop[:4] == (Reason.DIFFERS, 29, 5, 129)
+    assert p.match(9, [*TEXT[:29], 5, 5, 5], 31).limit[:4] == (Reason.DIFFERS, 29, 5, 129)
 
 
 def test_evicted() -> None:
@@ -71,7 +71,7 @@ def test_evicted() -> None:
     p.open(2)
     adoption = p.match(2, TEXT[:64], 63)
     assert adoption.reused == 32
-    assert adoption.stop == Stop(Reason.EVICTED, 64, when=1234.5)
+    assert adoption.limit == ReuseLimit(Reason.EVICTED, 64, when=1234.5)
 
 
 def test_what_was_evicted_is_found_again_once_it_is_recomputed() -> None:
@@ -93,10 +93,10 @@ def test_a_block_that_was_never_filled_is_reused_too(finished: bool) -> None:
     if finished:
         p.free(0)
         assert p.n_cached == 1
-    assert prompt(p, 1, TEXT[:14]) == (10, Stop(Reason.NEW, 10))
+    assert prompt(p, 1, TEXT[:14]) == (10, ReuseLimit(Reason.NEW, 10))
     assert p.copies() == [Copy(source, p.blocks(1)[0][0], slots=10)]
     other = prompt(p, 2, [*TEXT[:12], *[3] * 30])
-    assert other == (12, Stop(Reason.DIFFERS, 12, ours=3, theirs=112, onward=(112, 113)))
+    assert other == (12, ReuseLimit(Reason.DIFFERS, 12, ours=3, theirs=112, onward=(112, 113)))
     if not finished:
         assert p.reserve(0, 11)
         assert p.blocks(0)[0][0] == source, "nobody shares it any more: it is written in place"
@@ -120,7 +120,7 @@ def test_shorter_than_a_block() -> None:
     assert p.fork(0, 1)
     p.free(0)
     assert p.rewind(1, 0) == 0
-    assert prompt(p, 2, TEXT[:14]) == (0, Stop(Reason.SHORT, 10))
+    assert prompt(p, 2, TEXT[:14]) == (0, ReuseLimit(Reason.SHORT, 10))
 
 
 def test_an_unfilled_block_can_be_evicted() -> None:
@@ -130,16 +130,16 @@ def test_an_unfilled_block_can_be_evicted() -> None:
     p.free(0)
     prompt(p, 1, [7] * 48)
     p.free(1)
-    assert prompt(p, 2, TEXT[:30]) == (16, Stop(Reason.EVICTED, 26, when=99.0))
-    assert prompt(p, 3, [*TEXT[:17], 7]) == (17, Stop(Reason.END, 17))
+    assert prompt(p, 2, TEXT[:30]) == (16, ReuseLimit(Reason.EVICTED, 26, when=99.0))
+    assert prompt(p, 3, [*TEXT[:17], 7]) == (17, ReuseLimit(Reason.END, 17))
 
 
 def test_behind_full_blocks() -> None:
     p = pager()
     prompt(p, 0, TEXT[:42])
-    assert prompt(p, 1, TEXT[:50]) == (42, Stop(Reason.NEW, 42))
+    assert prompt(p, 1, TEXT[:50]) == (42, ReuseLimit(Reason.NEW, 42))
     prompt(p, 2, TEXT[:64])
-    assert prompt(p, 3, TEXT[:60]) == (59, Stop(Reason.END, 59)), "the prompt ends inside a known block"
+    assert prompt(p, 3, TEXT[:60]) == (59, ReuseLimit(Reason.END, 59)), "the prompt ends inside a known block"
 
 
 def test_priority_is_soft() -> None:
@@ -174,14 +174,14 @@ def test_priority_is_soft() -> None:
 def test_nothing_follows_a_shared_beginning() -> None:
     p = pager()
     prompt(p, 0, TEXT[:32])
-    assert prompt(p, 1, TEXT[:60]) == (32, Stop(Reason.NEW, 32))
+    assert prompt(p, 1, TEXT[:60]) == (32, ReuseLimit(Reason.NEW, 32))
 
 
 @pytest.mark.parametrize("strategy", ["contiguous", "head-major", "repeated", "ring", "sinks"])
 def test_strategy_does_not_share(strategy: str) -> None:
     cache = Driven(CacheConfig([FULL], 128, strategy, "f32", max_seqs=2), Reference())
     cache.open(0)
-    assert cache.adopt(0, TEXT) == (0, Stop(Reason.NOT_SHARING, 0))
+    assert cache.adopt(0, TEXT) == (0, ReuseLimit(Reason.NOT_SHARING, 0))
     assert cache.usage().prefix_misses == {Reason.NOT_SHARING: 1}
 
 
@@ -200,7 +200,7 @@ def test_a_window_reuses_what_is_still_resident() -> None:
     p.free(0)
     assert p.n_cached == 4
     p.open(1)
-    assert p.adopt(1, TEXT[:65]) == (64, Stop(Reason.END, 64))
+    assert p.adopt(1, TEXT[:65]) == (64, ReuseLimit(Reason.END, 64))
     assert [first for _, first in p.blocks(1)] == [32, 48]
     p.check()
 
@@ -213,16 +213,16 @@ def test_out_of_window() -> None:
     p.open(2)
     branch = [*TEXT[:40], *[5] * 30]
     adoption = p.match(2, branch, 69)
-    assert (adoption.reused, *adoption.stop[:2]) == (0, Reason.OUT_OF_WINDOW, 32)
+    assert (adoption.reused, *adoption.limit[:2]) == (0, Reason.OUT_OF_WINDOW, 32)
     assert p.match(2, TEXT[:81], 80).reused == 80, "the end of the text is still there"
 
 
 def test_isolation_by_salt() -> None:
     p = pager()
     prompt(p, 0, TEXT, salt=b"alice")
-    assert prompt(p, 1, TEXT, salt=b"bob") == (0, Stop(Reason.NOTHING_SHARED, 0))
+    assert prompt(p, 1, TEXT, salt=b"bob") == (0, ReuseLimit(Reason.NOTHING_SHARED, 0))
     assert prompt(p, 2, TEXT, salt=b"alice").reused == 99
-    assert prompt(p, 3, [*TEXT[:20], 1, 2], salt=b"bob").stop[:4] == (Reason.DIFFERS, 20, 1, 120)
+    assert prompt(p, 3, [*TEXT[:20], 1, 2], salt=b"bob").limit[:4] == (Reason.DIFFERS, 20, 1, 120)
 
 
 def test_a_hash_collision_is_a_miss_and_not_a_wrong_answer() -> None:
@@ -304,7 +304,7 @@ def test_without_room_for_a_copy_the_known_block_is_rewritten() -> None:
     p = pager(2)
     prompt(p, 0, TEXT[:32])
     p.free(0)
-    assert prompt(p, 1, TEXT[:32]) == (31, Stop(Reason.END, 31))
+    assert prompt(p, 1, TEXT[:32]) == (31, ReuseLimit(Reason.END, 31))
     assert p.copies() == []
     p.free(1)
     assert prompt(p, 2, TEXT[:32]).reused == 31, "and is known again afterwards"
@@ -318,7 +318,7 @@ def test_rewind_into_a_known_block_and_on_with_other_tokens() -> None:
     assert [copy.slots for copy in p.copies()] == [4]
     named(p, 0, [1, 2])
     p.check()
-    assert prompt(p, 1, [*TEXT[:20], 1, 2, 3]) == (22, Stop(Reason.END, 22))
+    assert prompt(p, 1, [*TEXT[:20], 1, 2, 3]) == (22, ReuseLimit(Reason.END, 22))
     assert prompt(p, 2, TEXT[:40]).reused == 32, "what was rewound is still known"
 
 
@@ -341,12 +341,12 @@ def test_groups_reuse_only_what_all_of_them_have() -> None:
 
     feed(0, list(range(200)))
     cache.free(0)
-    assert feed(1, list(range(201))) == (200, Stop(Reason.END, 200))
+    assert feed(1, list(range(201))) == (200, ReuseLimit(Reason.END, 200))
     cache.free(1)
     feed(2, list(range(1000, 1240)))  # takes what the local group had kept of the first text's beginning
     adoption = feed(3, [*range(50), 7, 7])
     assert adoption.reused < 48
-    assert adoption.stop == Stop(Reason.OUT_OF_WINDOW, 50)
+    assert adoption.limit == ReuseLimit(Reason.OUT_OF_WINDOW, 50)
     usage = cache.usage()
     assert usage.prefix_queries == 200 + 201 + 240 + 52
     assert usage.prefix_hits == 200 + adoption.reused

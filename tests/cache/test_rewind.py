@@ -5,7 +5,7 @@ import pytest
 from support.harness import Driven, chunks, drive, fill_with_nan, inputs, named, oracle
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import Geometry
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
@@ -15,7 +15,7 @@ WINDOW, CHUNK, BLOCK = 24, 10, 16
 
 def ring(pinned: int = 0, name: str = "cyclic"):
     spec = LayerSpec(2, 1, 1, 1, window=WINDOW, pinned=pinned)
-    placement = PLACEMENTS[name](Geometry(spec, BLOCK, 64, context=1000, max_chunk=CHUNK))
+    placement = PLACEMENTS[name](GroupConfig(spec, BLOCK, 64, context=1000, max_chunk=CHUNK))
     placement.open(0)
     return placement
 
@@ -31,7 +31,7 @@ def advance(placement, length: int) -> None:
 @pytest.mark.parametrize("length", range(0, 200, 7))
 def test_a_ring_rewinds_exactly_where_nothing_it_needs_was_overwritten(length: int) -> None:
     placement = ring()
-    size = placement.geometry.window_blocks
+    size = placement.config.window_blocks
     for target in range(length + 1):
         placement = ring()
         advance(placement, length)
@@ -106,5 +106,5 @@ def test_what_is_computed_after_a_rewind_is_right(strategy: str, window: int | N
         rows.append(cache.attend(0, second.q[span]))
         cache.commit(0, [9] * n)
         cache.check()
-    expected = oracle(second, cache.plan.groups[0].geometry.spec, "f32")[reached : reached + 20]
+    expected = oracle(second, cache.plan.groups[0].config.spec, "f32")[reached : reached + 20]
     assert np.abs(np.concatenate(rows) - expected).max() < 2e-6

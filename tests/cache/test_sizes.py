@@ -58,8 +58,8 @@ def test_gemma_paged_keeps_whole_contexts_only_where_they_are_seen() -> None:
     layers, _ = MODELS["Gemma 3 270M"]
     local, full = plan(CacheConfig(layers, 32_768, "paged", "bf16", max_chunk=512)).groups
     assert (len(local.layers), len(full.layers)) == (15, 3)
-    assert local.geometry.n_blocks == 33
-    assert full.geometry.n_blocks == 1024
+    assert local.config.n_blocks == 33
+    assert full.config.n_blocks == 1024
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -83,7 +83,7 @@ def test_a_budget_is_kept_and_used(strategy: str) -> None:
     budget = 100 * MIB
     made = plan(CacheConfig(layers, 512, strategy, "bf16", max_seqs=64, cache_bytes=budget))
     assert made.nbytes <= budget
-    largest = made.groups[0].blocks_per_sequence * made.groups[0].geometry.block_size * per_token
+    largest = made.groups[0].blocks_per_sequence * made.groups[0].config.block_size * per_token
     assert budget - made.nbytes < largest * (3 if strategy == "repeated" else 1), "less than one sequence is left over"
 
 
@@ -91,7 +91,7 @@ def test_a_budget_serves_windows_first() -> None:
     layers = [GEMMA_LOCAL, GEMMA_GLOBAL]
     block = 32 * 256 * 2 * 2
     made = plan(CacheConfig(layers, 8192, "paged", "bf16", max_seqs=4, max_chunk=512, cache_bytes=200 * block))
-    assert [g.geometry.n_blocks for g in made.groups] == [4 * 33, 200 - 4 * 33]
+    assert [g.config.n_blocks for g in made.groups] == [4 * 33, 200 - 4 * 33]
 
 
 @pytest.mark.parametrize("strategy", ["contiguous", "ring", "paged"])

@@ -5,7 +5,7 @@ import random
 import pytest
 from support.tiny import VOCAB, alone, engine_of, finish
 
-from kvarn.cache.placement import Reason, Stop
+from kvarn.cache.placement import Reason, ReuseLimit
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.request import Request, SamplingParams
 
@@ -49,11 +49,11 @@ def test_a_turn_that_differs_goes_back_to_where_it_does(strategy: str) -> None:
     second = turn(engine, changed)
     assert second.adoption is not None
     assert second.adoption.reused == 75
-    assert second.adoption.stop[:4] == (Reason.DIFFERS, 75, changed[75], history[75])
-    assert second.adoption.stop.onward == tuple(history[75:81])
+    assert second.adoption.limit[:4] == (Reason.DIFFERS, 75, changed[75], history[75])
+    assert second.adoption.limit.onward == tuple(history[75:81])
     assert second.samples[0].output == alone(changed, SHORT)
     third = turn(engine, FIRST[:30])
-    assert third.adoption == (29, Stop(Reason.END, 29))
+    assert third.adoption == (29, ReuseLimit(Reason.END, 29))
 
 
 def test_a_ring_returns_as_far_as_it_is_intact() -> None:
@@ -64,7 +64,7 @@ def test_a_ring_returns_as_far_as_it_is_intact() -> None:
     assert again.adoption is not None
     assert again.adoption.reused == len(history) - 4
     lost = turn(engine, [*FIRST[:20], *NEXT])
-    assert lost.adoption == (0, Stop(Reason.OUT_OF_WINDOW, 20))
+    assert lost.adoption == (0, ReuseLimit(Reason.OUT_OF_WINDOW, 20))
     fresh = engine_of(strategy="ring", max_seqs=1, window=32, block_size=16, max_batch_tokens=16)
     assert lost.samples[0].output == turn(fresh, [*FIRST[:20], *NEXT]).samples[0].output
 

@@ -30,12 +30,12 @@ def ask(engine, prompt: list[int], **kw) -> dict:
 def test_nothing_shared_then_everything_then_something_new() -> None:
     engine = engine_of()
     told = ask(engine, TEXT)
-    assert told["stop"] == {"reason": "nothing shared", "at": 0}
+    assert told["reuse_ended"] == {"reason": "nothing shared", "at": 0}
     assert told["summary"].endswith("no earlier text begins like this one")
     told = ask(engine, TEXT)
-    assert (told["reused_tokens"], told["stop"]["reason"]) == (99, "nothing left to reuse")
+    assert (told["reused_tokens"], told["reuse_ended"]["reason"]) == (99, "nothing left to reuse")
     told = ask(engine, [*TEXT, 1, 2, 3])
-    assert (told["reused_tokens"], told["stop"]) == (100, {"reason": "new from here on", "at": 100})
+    assert (told["reused_tokens"], told["reuse_ended"]) == (100, {"reason": "new from here on", "at": 100})
     assert told["summary"].endswith("the earlier text ends at token 100, what follows is new")
 
 
@@ -45,21 +45,21 @@ def test_differs_with_both_tokens_and_words_around_them() -> None:
     changed = [*TEXT[:41], (TEXT[41] + 1) % VOCAB, *TEXT[42:]]
     told = ask(engine, changed)
     assert told["reused_tokens"] == 41
-    assert told["stop"] == {
+    assert told["reuse_ended"] == {
         "reason": "differs",
         "at": 41,
         "before": spell(TEXT[33:41]),
         "ours": {"token": changed[41], "text": spell(changed[41:42]), "onward": spell(changed[41:49])},
         "theirs": {"token": TEXT[41], "text": spell(TEXT[41:42]), "onward": spell(TEXT[41:49])},
     }
-    assert f'it went on "{spell(TEXT[41:49])}" (token {TEXT[41]}), now ' in told["summary"]
+    assert f'it continued "{spell(TEXT[41:49])}" (token {TEXT[41]}), now ' in told["summary"]
 
 
 def test_another_salt_learns_nothing() -> None:
     engine = engine_of()
     ask(engine, TEXT, salt=b"alice")
     told = ask(engine, [*TEXT[:41], 7, 7, 7], salt=b"bob")
-    assert told["stop"] == {"reason": "nothing shared", "at": 0}
+    assert told["reuse_ended"] == {"reason": "nothing shared", "at": 0}
     assert spell(TEXT[41:42]) not in told["summary"]
 
 
@@ -68,9 +68,9 @@ def test_evicted_and_when() -> None:
     ask(engine, TEXT)
     ask(engine, [token ^ 1 if token ^ 1 < VOCAB else 0 for token in TEXT])
     told = ask(engine, TEXT)
-    assert told["stop"]["reason"] == "evicted"
-    assert told["stop"]["at"] > told["reused_tokens"]
-    assert told["stop"]["when"] > 1.7e9
+    assert told["reuse_ended"]["reason"] == "evicted"
+    assert told["reuse_ended"]["at"] > told["reused_tokens"]
+    assert told["reuse_ended"]["when"] > 1.7e9
     assert "evicted at " in told["summary"]
 
 
@@ -79,11 +79,11 @@ def test_out_of_window() -> None:
     ask(engine, TEXT)
     ask(engine, TEXT[::-1])
     told = ask(engine, [*TEXT[:48], 7, 7, 7])
-    assert told["stop"]["reason"] in ("out of window", "evicted")
+    assert told["reuse_ended"]["reason"] in ("out of window", "evicted")
     engine = engine_of(strategy="ring", window=20, block_size=16, max_seqs=1, max_batch_tokens=16)
     ask(engine, TEXT, conversation="c")
     told = ask(engine, [*TEXT[:20], 7], conversation="c")
-    assert told["stop"] == {"reason": "out of window", "at": 20}
+    assert told["reuse_ended"] == {"reason": "out of window", "at": 20}
     assert "20 tokens were known, but 20 of them had left the window" in told["summary"]
 
 
@@ -92,7 +92,7 @@ def test_strategy_does_not_share(strategy: str) -> None:
     engine = engine_of(strategy=strategy)
     ask(engine, TEXT)
     told = ask(engine, TEXT)
-    assert (told["reused_tokens"], told["stop"]["reason"]) == (0, "strategy does not share")
+    assert (told["reused_tokens"], told["reuse_ended"]["reason"]) == (0, "strategy does not share")
     assert told["summary"].endswith("this cache strategy does not share prefixes; paged does")
 
 
@@ -103,8 +103,8 @@ def test_a_preemption_is_part_of_the_story() -> None:
     preempted = [explain(request) for request in requests if request.preemptions]
     assert preempted
     for found in preempted:
-        assert found.again_tokens > 0
-        assert f"preempted {found.preemptions} times, which computed {found.again_tokens} tokens" in in_words(
+        assert found.recomputed_tokens > 0
+        assert f"preempted {found.preemptions} times, which computed {found.recomputed_tokens} tokens" in in_words(
             found, spell
         )
 
@@ -129,6 +129,6 @@ def test_cancelled_on_the_way() -> None:
     assert (told["reused_tokens"], told["recomputed_tokens"], told["cancelled"]) == (20, 32, True)
     assert told["summary"].endswith("what follows is new; cancelled with 48 prompt tokens to go")
     assert told["first_token_ms"] is None
-    assert (waited["stop"], waited["recomputed_tokens"], waited["cancelled"]) == (None, 0, True)
+    assert (waited["reuse_ended"], waited["recomputed_tokens"], waited["cancelled"]) == (None, 0, True)
     assert waited["queued_ms"] is None
     assert not ask(engine, TEXT)["cancelled"]

@@ -136,7 +136,7 @@ def test_text_that_cannot_be_written_fails_alone(llm: LLM, alone: Callable) -> N
     def broken(token: int) -> bool:
         raise UnicodeError("no such letter")
 
-    bad.writers[0].push = broken
+    bad.texts[0].push = broken
     with pytest.raises(UnicodeError, match="no such letter"):
         llm.runner.wait(bad)
     llm.runner.wait(good)

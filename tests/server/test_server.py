@@ -130,16 +130,16 @@ def test_fields_do_what_they_say(server: Served) -> None:
 def test_explain_in_the_answer_and_afterwards(server: Served, capsys: pytest.CaptureFixture) -> None:
     body = {"prompt": "The cat sat on the mat and looked at the moon.", "max_tokens": 2, "temperature": 0}
     first = server.ask("/v1/completions", body, "alice").json
-    assert first["kvarn"]["stop"]["reason"] in ("nothing shared", "differs")
+    assert first["kvarn"]["reuse_ended"]["reason"] in ("nothing shared", "differs")
     body["prompt"] = body["prompt"].replace("moon", "star")
     second = server.ask("/v1/completions", body, "alice").json
     told = second["kvarn"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == told["reused_tokens"] == 41
-    assert told["stop"]["reason"] == "differs"
-    assert told["stop"]["at"] == 41
-    assert told["stop"]["before"] == " at the "
-    assert told["stop"]["ours"]["onward"] == "star."
-    assert told["stop"]["theirs"]["onward"].startswith("moon.")
+    assert told["reuse_ended"]["reason"] == "differs"
+    assert told["reuse_ended"]["at"] == 41
+    assert told["reuse_ended"]["before"] == " at the "
+    assert told["reuse_ended"]["ours"]["onward"] == "star."
+    assert told["reuse_ended"]["theirs"]["onward"].startswith("moon.")
     path = f"/kvarn/requests/{second['id']}"
     assert server.ask(path, key="alice").json == told
     assert server.ask("/kvarn/requests", key="alice").json["data"][:2] == [told, first["kvarn"]]
@@ -197,7 +197,8 @@ def test_prefixes_can_be_shared_between_keys(tmp_path) -> None:
         assert told["recomputed_tokens"] == 1
         body["prompt"] = body["prompt"].replace("many", "few")
         told = served.ask("/v1/completions", body, "bob").json["kvarn"]
-        assert (told["stop"]["reason"], "theirs" in told["stop"]) == ("differs", False), "shared, but not quoted"
+        ended = told["reuse_ended"]
+        assert (ended["reason"], "theirs" in ended) == ("differs", False), "shared, but not quoted"
         assert "many" not in str(told)
         assert served.metric("vllm:prefix_cache_queries_total", model_name="t") > 0
         assert served.metric("vllm:kv_cache_usage_perc") == 0

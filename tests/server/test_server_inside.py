@@ -14,10 +14,10 @@ from support.serving import tiny_model
 from kvarn import LLM, SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.server.access import Access
-from kvarn.server.app import Limits, Service
+from kvarn.server.app import Service
 from kvarn.server.inbox import Inbox
-from kvarn.server.metrics import Prometheus
-from kvarn.server.worker import Order, Worker
+from kvarn.server.metrics import Metrics
+from kvarn.server.worker import Submission, Worker
 
 SHORT = {"prompt": "something short", "max_tokens": 4, "temperature": 0}
 POISON = 33  # "!"
@@ -30,8 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def service_of(model: Path, reader_seconds: float = 60, backend: str = "cpu") -> Service:
     llm = LLM(model, cache="paged", max_seqs=6, max_batch_tokens=64, backend=backend if tiny.computing else Null())
-    metrics = Prometheus(llm.engine, "tiny")
-    return Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics), Limits(reader_seconds))
+    metrics = Metrics(llm.engine, "tiny")
+    return Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics), reader_seconds)
 
 
 def during(service: Service, play: Callable[[], Awaitable[None]]) -> None:
@@ -234,7 +234,7 @@ def test_ids_without_text_are_refused_and_nobody_else_notices(tmp_path: Path, mo
         for prompt in ([65, beyond], [beyond, 65], [65] * 20 + [beyond] + [65] * 20):
             status, told = await call(service, SHORT | {"prompt": prompt})
             assert (status, told["error"]["param"]) == (400, "prompt")
-        order = Order([65, beyond], SamplingParams(max_tokens=2), b"", 0, False)  # past the first check
+        order = Submission([65, beyond], SamplingParams(max_tokens=2), b"", 0, False)  # past the first check
         inbox = Inbox(1)
         service.worker.submit(order, inbox)
         with pytest.raises(KvarnError, match="outside the vocabulary"):

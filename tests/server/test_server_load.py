@@ -60,7 +60,7 @@ def test_who_left_can_ask_what_had_taken_so_long(deep: Path, capsys: pytest.Capt
                 server.until(lambda: server.metric("kvarn:num_requests_waiting"))
             (waited,) = told_of(server, 1)
         answered = told_of(server, 2)[0]
-        assert (waited["stop"], waited["recomputed_tokens"], waited["queued_ms"]) == (None, 0, None)
+        assert (waited["reuse_ended"], waited["recomputed_tokens"], waited["queued_ms"]) == (None, 0, None)
         assert waited["summary"] == "cancelled before its turn came: nothing was looked up or computed"
         assert answered["prompt_tokens"] == answered["recomputed_tokens"]
         assert answered["summary"].endswith("; cancelled during its answer")

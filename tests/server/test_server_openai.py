@@ -75,7 +75,7 @@ def test_golden_chat_equals_kvarn_run(smollm2: openai.OpenAI, capsys: pytest.Cap
     assert text == expected["text"]
     usage = chunks[-1].usage
     assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1, "the same question a second time"
-    assert chunks[-1].kvarn["stop"]["reason"] == "nothing left to reuse"
+    assert chunks[-1].kvarn["reuse_ended"]["reason"] == "nothing left to reuse"
 
 
 def test_models(tiny: openai.OpenAI) -> None:

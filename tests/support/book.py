@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvarn.cache.cache import KVCache
-from kvarn.cache.placement import Adoption, Reason, Stop
+from kvarn.cache.placement import Adoption, Reason, ReuseLimit
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import GroupStep, Step
@@ -112,10 +112,10 @@ class Book:
         self.config = config
         self.cache = KVCache(plan(config))
         self.texts: dict[int, Text] = {}
-        self.devices = [Device(group.geometry.block_size) for group in self.cache.plan.groups]
-        self.size = self.cache.plan.groups[0].geometry.block_size
+        self.devices = [Device(group.config.block_size) for group in self.cache.plan.groups]
+        self.size = self.cache.plan.groups[0].config.block_size
         self.paged = self.cache.plan.strategy.placement == "paged"
-        self.windowed = any(group.geometry.spec.window is not None for group in self.cache.plan.groups)
+        self.windowed = any(group.config.spec.window is not None for group in self.cache.plan.groups)
         self.full = 0  # times that reserve answered False
 
     # -- operations ----------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Book:
         if self.paged and not self.windowed:
             assert reused >= expected, "a live sequence has these blocks"
         if not self.paged:
-            assert adoption == (0, Stop(Reason.NOT_SHARING, 0))
+            assert adoption == (0, ReuseLimit(Reason.NOT_SHARING, 0))
         if stop.reason is Reason.DIFFERS:
             assert tokens[stop.at] == stop.ours != stop.theirs
         text.extend(tokens[:reused])

@@ -122,7 +122,7 @@ class HostMemory:
                 f"the cache needs {plan.nbytes:,} bytes and this machine does not give them: "
                 "lower the context, the number of sequences or the cache's bytes"
             ) from None
-        self.tables = [Table(plan.max_seqs, g.blocks_per_sequence, g.geometry.block_size) for g in plan.groups]
+        self.tables = [Table(plan.max_seqs, g.blocks_per_sequence, g.config.block_size) for g in plan.groups]
         self.group_of = [plan.group_of(layer) for layer in range(plan.n_layers)]
         self.stores = [self._store(layer) for layer in range(plan.n_layers)]
         self.positions = np.zeros(0, np.int32)  # [T] of this step's tokens
@@ -142,7 +142,7 @@ class HostMemory:
         """What the layer's queries may see: the model's spec under the user's window."""
         if not 0 <= layer < len(self.stores):
             raise UnknownLayer(f"layer {layer} of a model with layers 0 to {len(self.stores) - 1}")
-        return self.plan.groups[self.group_of[layer]].geometry.spec
+        return self.plan.groups[self.group_of[layer]].config.spec
 
     def write(self, layer: int, k: Floats, v: Floats) -> None:
         """This step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells; nothing else is touched."""
@@ -185,14 +185,14 @@ class HostMemory:
 
     def _canonical(self, group: int, block: int) -> Iterator[Cells]:
         """Views [panel, slot, KV head, unit] of every array of every layer of the group."""
-        spec = self.plan.groups[group].geometry.spec
+        spec = self.plan.groups[group].config.spec
         for layer in self.plan.groups[group].layers:
             store = self.stores[layer]
             for array in store.arrays:
                 yield array[block, :, :: store.n_heads // spec.n_kv_heads].swapaxes(1, 2)
 
     def _repeat_heads(self, group: int, block: int) -> None:
-        spec = self.plan.groups[group].geometry.spec
+        spec = self.plan.groups[group].config.spec
         for layer in self.plan.groups[group].layers:
             copies = self.stores[layer].n_heads // spec.n_kv_heads
             for array in self.stores[layer].arrays:
@@ -216,7 +216,7 @@ class HostMemory:
     def _view(self, layer: int, part: Part, offset: int) -> Cells:
         """The layer's part of the arena, in place."""
         shape, dtype = part.shape, np.dtype(part.unit)
-        n_blocks = self.plan.groups[self.group_of[layer]].geometry.n_blocks
+        n_blocks = self.plan.groups[self.group_of[layer]].config.n_blocks
         axes = (n_blocks, shape.n_panels, shape.heads, shape.panel_size, shape.units)
         region = self.arena[offset : offset + n_blocks * part.block_bytes].view(dtype)
         return as_strided(region, axes, [stride * dtype.itemsize for stride in part.strides])

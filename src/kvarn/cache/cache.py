@@ -57,7 +57,7 @@ class KVCache:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         make = PLACEMENTS[plan.strategy.placement]
-        self.placements: list[Placement[Any]] = [make(group.geometry) for group in plan.groups]
+        self.placements: list[Placement[Any]] = [make(group.config) for group in plan.groups]
         self._lock = RLock()
         self._entries: dict[int, _Entry] = {}
         self._free_rows = list(reversed(range(plan.max_seqs)))
@@ -262,8 +262,8 @@ class KVCache:
             return [
                 GroupMap(
                     group.layers,
-                    group.geometry.block_size,
-                    group.geometry.n_blocks,
+                    group.config.block_size,
+                    group.config.n_blocks,
                     placement.cached_blocks,
                     {seq: placement.blocks(seq) for seq in self._entries},
                 )

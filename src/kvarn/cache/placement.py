@@ -8,7 +8,7 @@ Integers only: no tensor library is imported here, so all of this is tested with
                        rewind and fork between steps
 
 `advance` says that positions are written, or will be by a step that was launched; `commit` names their tokens. Between
-the two a further step may be reserved, as long as no more than `Geometry.ahead` tokens wait for their names.
+the two a further step may be reserved, as long as no more than `GroupConfig.ahead` tokens wait for their names.
 
 Members live in `placements/`, one file each.
 """
@@ -38,7 +38,9 @@ class Reason(StrEnum):
     NOT_SHARING = "strategy does not share"
 
 
-class Stop(NamedTuple):
+class ReuseLimit(NamedTuple):
+    """Where reuse of a prompt ended, and why."""
+
     reason: Reason
     at: int  # tokens of the prompt known to be shared with something seen before, reusable or not
     ours: int | None = None  # DIFFERS: our token at `at`
@@ -49,11 +51,11 @@ class Stop(NamedTuple):
 
 class Adoption(NamedTuple):
     reused: int
-    stop: Stop
+    limit: ReuseLimit
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class GroupConfig:
     spec: LayerSpec
     block_size: int
     n_blocks: int
@@ -97,19 +99,19 @@ R = TypeVar("R", bound=Residency)
 class Placement(ABC, Generic[R]):
     shares = False  # whether `adopt` can ever reuse anything
 
-    def __init__(self, geometry: Geometry) -> None:
-        self.geometry = geometry
-        self.spec = geometry.spec
-        self.block_size = geometry.block_size
-        self.max_chunk = geometry.max_chunk
-        self.ahead = geometry.ahead
+    def __init__(self, config: GroupConfig) -> None:
+        self.config = config
+        self.spec = config.spec
+        self.block_size = config.block_size
+        self.max_chunk = config.max_chunk
+        self.ahead = config.ahead
         self.sequences: dict[int, R] = {}
         self._copies: list[Copy] = []
 
     @staticmethod
     @abstractmethod
-    def blocks_per_sequence(geometry: Geometry) -> int:
-        """Blocks one sequence occupies at most (geometry.n_blocks is not looked at)."""
+    def blocks_per_sequence(config: GroupConfig) -> int:
+        """Blocks one sequence occupies at most (config.n_blocks is not looked at)."""
 
     @property
     @abstractmethod
@@ -152,7 +154,7 @@ class Placement(ABC, Generic[R]):
 
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
         """What `adopt` would answer if it may reuse at most `limit` tokens. Changes nothing."""
-        return Adoption(0, Stop(Reason.NOT_SHARING, 0))
+        return Adoption(0, ReuseLimit(Reason.NOT_SHARING, 0))
 
     def adopt(self, seq: int, tokens: Sequence[int], limit: int | None = None) -> Adoption:
         """Reuse what is cached of `tokens`; at least the last token is left to compute."""
@@ -211,7 +213,7 @@ class Placement(ABC, Generic[R]):
         r = self.residency(seq)
         if not 0 <= length <= r.committed:
             raise BadStep(f"sequence {seq} has {r.committed} tokens and cannot rewind to {length}")
-        pinned, end = self.geometry.pinned_blocks, ceil_div(length, self.block_size)
+        pinned, end = self.config.pinned_blocks, ceil_div(length, self.block_size)
         needed = max(self.spec.floor(length) // self.block_size, pinned)
         if needed >= end or needed >= self._intact_from(r, end):
             return length
@@ -288,14 +290,14 @@ class Placement(ABC, Generic[R]):
     def _check_length(self, seq: int, r: R, length: int) -> None:
         if length <= r.length:
             raise BadStep(f"sequence {seq} has {r.length} tokens: reserve more than that, not {length}")
-        if r.length - r.committed > self.geometry.ahead:
+        if r.length - r.committed > self.config.ahead:
             raise BadStep(
                 f"sequence {seq} has {r.length - r.committed} tokens that are not committed, and may have "
-                f"{self.geometry.ahead}: commit them before the next reserve"
+                f"{self.config.ahead}: commit them before the next reserve"
             )
-        if length > self.geometry.context:
+        if length > self.config.context:
             raise PastCapacity(
-                f"sequence {seq} would reach {length} tokens and the context holds {self.geometry.context}: "
+                f"sequence {seq} would reach {length} tokens and the context holds {self.config.context}: "
                 "shorten it or raise the context"
             )
         if length - r.length > self.max_chunk:
@@ -306,7 +308,7 @@ class Placement(ABC, Generic[R]):
 
     def _dead_blocks(self, r: R) -> range:
         """Entries of r.blocks that no later query can see. Pinned blocks stand before them and stay."""
-        start = stop = min(self.geometry.pinned_blocks, len(r.blocks))
+        start = stop = min(self.config.pinned_blocks, len(r.blocks))
         last = self.block_size - 1
         while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + last, r.committed):
             stop += 1
@@ -319,11 +321,11 @@ class Placement(ABC, Generic[R]):
 
         ensure(len(r.blocks) == len(r.firsts), "blocks and positions differ in number")
         ensure(len(set(r.blocks)) == len(r.blocks), "a block is listed twice")
-        ensure(all(0 <= b < self.geometry.n_blocks for b in r.blocks), "a block is outside the store")
+        ensure(all(0 <= b < self.config.n_blocks for b in r.blocks), "a block is outside the store")
         ensure(all(f % self.block_size == 0 for f in r.firsts), "a block starts off the grid")
         ensure(all(a < b for a, b in zip(r.firsts, r.firsts[1:], strict=False)), "positions do not ascend")
         ensure(
-            0 <= r.committed <= r.length <= r.reserved <= self.geometry.context,
+            0 <= r.committed <= r.length <= r.reserved <= self.config.context,
             "committed, length, reserved and context are out of order",
         )
         listed = set(r.firsts)
@@ -331,7 +333,7 @@ class Placement(ABC, Generic[R]):
             first = logical * self.block_size
             needed = not self.spec.dead(first, first + self.block_size - 1, r.committed)
             ensure(not needed or first in listed, f"the visible block at position {first} is not resident")
-        ensure(len(r.blocks) <= self.blocks_per_sequence(self.geometry), "holds more blocks than its bound")
+        ensure(len(r.blocks) <= self.blocks_per_sequence(self.config), "holds more blocks than its bound")
 
     # -- what a member defines -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from kvarn.cache.codec import CODECS, Codec, unit_bytes
 from kvarn.cache.layout import BlockShape, Layout, Strides
 from kvarn.cache.layouts import LAYOUTS
-from kvarn.cache.placement import Geometry
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.spec import LayerSpec, align, groups
 from kvarn.cache.step import Step
@@ -111,21 +111,21 @@ class Group:
     """Layers of equal spec: one table, one pool of blocks."""
 
     layers: tuple[int, ...]
-    geometry: Geometry
+    config: GroupConfig
     parts: Parts
     blocks_per_sequence: int
 
     @property
     def bytes_per_token(self) -> int:
         """Over its layers, scales and repeated heads included."""
-        return len(self.layers) * self.parts.block_bytes // self.geometry.block_size
+        return len(self.layers) * self.parts.block_bytes // self.config.block_size
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence that the group holds when it is alone."""
-        if self.blocks_per_sequence <= self.geometry.n_blocks:
-            return self.geometry.context
-        return self.geometry.n_blocks * self.geometry.block_size
+        if self.blocks_per_sequence <= self.config.n_blocks:
+            return self.config.context
+        return self.config.n_blocks * self.config.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,12 @@ class Plan:
     @property
     def context(self) -> int:
         """The longest sequence."""
-        return self.groups[0].geometry.context
+        return self.groups[0].config.context
 
     @property
     def max_chunk(self) -> int:
         """Most tokens of one sequence in one step."""
-        return self.groups[0].geometry.max_chunk
+        return self.groups[0].config.max_chunk
 
     @property
     def n_layers(self) -> int:
@@ -170,7 +170,7 @@ class Plan:
         """Bytes of cells that attention reads in this step, over all layers: what its queries may see, each once."""
         total = 0
         for group, changes in zip(self.groups, step.groups, strict=True):
-            spec = group.geometry.spec
+            spec = group.config.spec
             keys = sum(spec.seen(length - n, length) for length, n in zip(changes.kv_len, step.n_new, strict=True))
             total += group.bytes_per_token * keys
         return total
@@ -180,7 +180,7 @@ class Plan:
 
     @property
     def n_blocks(self) -> int:
-        return sum(group.geometry.n_blocks for group in self.groups)
+        return sum(group.config.n_blocks for group in self.groups)
 
     @property
     def bytes_per_token(self) -> int:
@@ -199,9 +199,9 @@ def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
     drafts = []
     for spec, layers in groups(specs):
         chunk = min(config.max_chunk, config.context)
-        geometry = Geometry(spec, block_size, 0, config.context, chunk, config.watermarks, config.ahead)
+        group = GroupConfig(spec, block_size, 0, config.context, chunk, config.watermarks, config.ahead)
         parts = parts_of(layout, codec, spec, block_size)
-        drafts.append(Group(tuple(layers), geometry, parts, placement.blocks_per_sequence(geometry)))
+        drafts.append(Group(tuple(layers), group, parts, placement.blocks_per_sequence(group)))
     sized = tuple(_with_blocks(g, n) for g, n in zip(drafts, _counts(config, strategy, drafts), strict=True))
     offsets = _offsets(sized)
     if config.cache_bytes is not None and offsets[-1].end > config.cache_bytes:  # by what alignment adds
@@ -267,7 +267,7 @@ def _counts(config: CacheConfig, strategy: Strategy, drafts: Sequence[Group]) ->
         n = min(config.cache_bytes // sequence, config.max_seqs)
         _ensure_fits(n > 0, config, sequence, f"one sequence of {config.context} tokens")
         return [g.blocks_per_sequence * n for g in drafts]
-    bounded = [g.blocks_per_sequence < g.geometry.context_blocks for g in drafts]
+    bounded = [g.blocks_per_sequence < g.config.context_blocks for g in drafts]
     windows = sum(n * c for n, c, fixed in zip(wanted, cost, bounded, strict=True) if fixed)
     row = sum(c for c, fixed in zip(cost, bounded, strict=True) if not fixed)
     rest = config.cache_bytes - windows
@@ -284,7 +284,7 @@ def _ensure_fits(fits: bool, config: CacheConfig, needed: int, what: str) -> Non
 
 
 def _with_blocks(group: Group, n_blocks: int) -> Group:
-    return replace(group, geometry=replace(group.geometry, n_blocks=n_blocks))
+    return replace(group, config=replace(group.config, n_blocks=n_blocks))
 
 
 def _offsets(sized: Sequence[Group]) -> tuple[LayerOffsets, ...]:
@@ -294,7 +294,7 @@ def _offsets(sized: Sequence[Group]) -> tuple[LayerOffsets, ...]:
         group = group_of[layer]
         starts = [at]
         for part in group.parts.each:
-            starts.append(starts[-1] + align(group.geometry.n_blocks * part.block_bytes, ALIGNMENT))
+            starts.append(starts[-1] + align(group.config.n_blocks * part.block_bytes, ALIGNMENT))
         offsets.append(LayerOffsets(*starts))
         at = starts[-1]
     return tuple(offsets)

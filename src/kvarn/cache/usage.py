@@ -58,5 +58,5 @@ class PrefixCount:
     def _move(self, query: Query, sign: int) -> None:
         self.queries += sign * query.tokens
         self.hits += sign * query.found.reused
-        if query.found.stop.reason not in (Reason.END, Reason.NEW):  # nothing known was left unused
-            self.misses[query.found.stop.reason] += sign
+        if query.found.limit.reason not in (Reason.END, Reason.NEW):  # nothing known was left unused
+            self.misses[query.found.limit.reason] += sign

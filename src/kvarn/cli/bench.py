@@ -17,7 +17,8 @@ from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
-from kvarn.cli import bench_serve, flags, progress
+from kvarn.cli import bench_serve, flags
+from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     rows: list[suite.Row] = []
     bandwidth = Bandwidth(args.threads or default_threads())
     try:
-        with progress.Line() as line:
+        with ProgressLine() as line:
             collect(rows, args, chosen, setups, bandwidth, text, line)
     finally:  # what was measured before Ctrl-C, or before the peer gave up, is shown
         model = Path(args.model).name if Path(args.model).exists() else args.model
@@ -76,7 +77,7 @@ def collect(
     setups: Sequence[Setup],
     bandwidth: Bandwidth,
     text: str | None,
-    line: progress.Line,
+    line: ProgressLine,
 ) -> None:
     chunk, threads = args.ubatch_size, bandwidth.threads
     # The model's own cache is not used: each setup brings one.

@@ -22,12 +22,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    told = fetch(args)
+    found = fetch(args)
     if args.json:
-        print(json.dumps(told, indent=2, ensure_ascii=not speaks_utf8()))
+        print(json.dumps(found, indent=2, ensure_ascii=not speaks_utf8()))
         return
-    print(f"{told['id']}, {time.strftime('%H:%M:%S', time.localtime(told['created']))}, {told['model']}")
-    for prompt in told.get("prompts", [told]):
+    print(f"{found['id']}, {time.strftime('%H:%M:%S', time.localtime(found['created']))}, {found['model']}")
+    for prompt in found.get("prompts", [found]):
         show(prompt)
 
 
@@ -39,17 +39,17 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     try:
         with urlopen(Request(base + path, headers=headers), timeout=30) as response:
-            told: dict[str, Any] = json.load(response)
+            found: dict[str, Any] = json.load(response)
     except HTTPError as error:
         hint = "; give it with --api-key" if error.code == 401 else ""
         raise KvarnError(message_of(error) + hint) from None
     except (URLError, OSError, ValueError) as error:
         raise KvarnError(f"{base} does not answer: {getattr(error, 'reason', error)}") from None
     if args.id:
-        return told
-    if not told.get("data"):
+        return found
+    if not found.get("data"):
         raise KvarnError("this key has made no request yet")
-    last: dict[str, Any] = told["data"][0]
+    last: dict[str, Any] = found["data"][0]
     return last
 
 
@@ -60,27 +60,27 @@ def message_of(error: HTTPError) -> str:
         return f"the server answers {error.code} {error.reason}"
 
 
-def show(told: dict[str, Any]) -> None:
-    prompt, reused, computed = (told[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    stop, again = told["stop"] or {}, told["recomputed_after_preemption"]
+def show(found: dict[str, Any]) -> None:
+    prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
+    ended, again = found["reuse_ended"] or {}, found["recomputed_after_preemption"]
     rows = [("prompt", f"{prompt} tokens")]
-    if stop:
-        because = told["summary"].split(": ", 1)[1].split(": after ")[0]
+    if ended:
         rows += [
             ("reused", f"{reused} tokens ({100 * reused / prompt:.0f} %)"),
-            ("computed", f"{computed} tokens in {told['recompute_ms']:.1f} ms"),
-            ("because", because.split("; preempted")[0].split("; cancelled")[0]),
+            ("computed", f"{computed} tokens in {found['recompute_ms']:.1f} ms"),
+            ("because", found["because"]),
         ]
-    if "ours" in stop and "theirs" in stop:
-        rows += [("after", repr(stop["before"]))]
-        for name, who in (("it went on", "theirs"), ("and now", "ours")):
-            rows += [(name, f"{stop[who]['onward']!r} (token {stop[who]['token']})")]
-    if told["preemptions"]:
-        rows += [("preempted", f"{told['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
-    if told["cancelled"]:
-        rows += [("cancelled", told["summary"].rsplit("cancelled ", 1)[1])]
-    times = [(name, told[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
-    times += [("until then" if told["cancelled"] else "whole answer", told["total_ms"])]
+    if "ours" in ended and "theirs" in ended:
+        rows += [("after", repr(ended["before"]))]
+        for name, text in (("earlier", ended["theirs"]), ("now", ended["ours"])):
+            rows += [(name, f"{text['onward']!r} (token {text['token']})")]
+    if found["preemptions"]:
+        rows += [("preempted", f"{found['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
+    if found["cancelled"]:
+        missing = prompt - reused - computed
+        rows += [("cancelled", f"with {missing} prompt tokens to go" if missing else "during its answer")]
+    times = [(name, found[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
+    times += [("until then" if found["cancelled"] else "whole answer", found["total_ms"])]
     rows += [("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in times if ms is not None))]
     for name, value in rows:
         print(f"  {name:<10} {value}")

@@ -9,7 +9,7 @@ from kvarn.backends import BACKENDS
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
-from kvarn.cli import progress
+from kvarn.cli.progress import ProgressLine
 from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
@@ -111,7 +111,7 @@ def load(args: argparse.Namespace, **engine: int) -> LLM:
     """The model that the flags describe, with a line of progress where somebody watches."""
     at_least(1, batch_size=args.batch_size, parallel=args.parallel)
     at_least(0, ctx_size=args.ctx_size)
-    with progress.Line() as line:
+    with ProgressLine() as line:
         return LLM(
             args.model,
             cache=args.cache,

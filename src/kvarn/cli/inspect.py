@@ -7,8 +7,8 @@ from kvarn.backends.cpu.program import packed_size
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.cli import progress
 from kvarn.cli.flags import at_least
+from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
 from kvarn.llm import context_of
@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    with progress.Line() as line:
+    with ProgressLine() as line:
         checkpoint = open_checkpoint(resolve(args.model, progress=line))
     facts = collect(checkpoint, args)
     if args.json:

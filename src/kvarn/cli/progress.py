@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 
 
-class Line:
+class ProgressLine:
     """One line on standard error, rewritten in place and gone at the end; silent where there is no terminal."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Line:
         print("\r" + line.ljust(self._shown), end="", file=sys.stderr, flush=True)
         self._shown = len(line)
 
-    def __enter__(self) -> "Line":
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(

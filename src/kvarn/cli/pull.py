@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvarn.cli import progress
+from kvarn.cli.progress import ProgressLine
 from kvarn.loading.pull import resolve
 
 
@@ -11,6 +11,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    with progress.Line() as line:
+    with ProgressLine() as line:
         path = resolve(args.model, progress=line)
     print(path)

@@ -11,8 +11,8 @@ from kvarn.cli.table import human_bytes
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.server.access import Access
-from kvarn.server.app import Limits, Service
-from kvarn.server.metrics import Prometheus
+from kvarn.server.app import READER_SECONDS, Service
+from kvarn.server.metrics import Metrics
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
 
@@ -21,15 +21,25 @@ KEYS = "KVARN_API_KEY"
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--api-key", action="append", default=[], help=f"callers must give it (repeatable; or {KEYS})")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
+    parser.add_argument("--api-key", action="append", default=[], help=f"require this key; repeatable (or set {KEYS})")
     parser.add_argument("--share-prefixes", action="store_true", help="share cached prefixes between API keys")
     parser.add_argument("--alias", help="the model's name in requests (default: as given with -m)")
-    parser.add_argument("--queue", type=int, default=256, help="requests that may wait; more get 429 (%(default)s)")
-    parser.add_argument("--chunk", type=int, default=128, help="prompt tokens per step beside decodes (%(default)s)")
-    parser.add_argument("--drain-seconds", type=float, default=30, help="for answers at SIGTERM (%(default)s)")
-    parser.add_argument("--reader-seconds", type=float, default=60, help="a reader may take nothing (%(default)s)")
-    parser.add_argument("--metrics-prefix", default="kvarn", choices=("kvarn", "vllm"), help="(%(default)s)")
+    for name, kind, default, what in (
+        ("--queue", int, 256, "requests that may wait; further ones get status 429"),
+        ("--chunk", int, 128, "most prompt tokens in a step that also decodes"),
+        ("--drain-seconds", float, 30, "seconds that running answers get after SIGTERM"),
+        (
+            "--reader-seconds",
+            float,
+            READER_SECONDS,
+            "seconds without the client reading until its request is cancelled",
+        ),
+    ):
+        parser.add_argument(name, type=kind, default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument(
+        "--metrics-prefix", default="kvarn", choices=("kvarn", "vllm"), help="of metric names (default: %(default)s)"
+    )
     flags.add_model_flags(parser, max_seqs=8)
     parser.set_defaults(cache="paged")
 
@@ -43,8 +53,8 @@ def run(args: argparse.Namespace) -> None:
     with listen(args.host, args.port, args.reader_seconds) as listening:
         llm = flags.load(args, max_waiting=args.queue, chunk_while_decoding=args.chunk)
         name = args.alias or Path(args.model).name or args.model
-        metrics = Prometheus(llm.engine, name, args.metrics_prefix)
-        service = Service(llm, name, access, metrics, Worker(llm, metrics), Limits(args.reader_seconds))
+        metrics = Metrics(llm.engine, name, args.metrics_prefix)
+        service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds)
 
         def started() -> None:
             print(summary(llm, name, address_of(listening), len(keys)), file=sys.stderr, flush=True)
@@ -61,21 +71,21 @@ def check(args: argparse.Namespace) -> None:
         raise KvarnError(f"--drain-seconds is {args.drain_seconds}; give a number of seconds")
     if args.batch_size <= args.parallel:
         raise KvarnError(
-            f"{args.parallel} sequences would fill a step of {args.batch_size} tokens and prompts would wait for ever: "
+            f"{args.parallel} sequences would fill a step of {args.batch_size} tokens and prompts would never start: "
             "raise -b above -np"
         )
 
 
 def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
-    plan, geometry = llm.cache.plan, llm.cache.plan.groups[0].geometry
-    whole = [g.geometry for g in plan.groups if g.geometry.spec.window is None] or [geometry]  # those that keep all
+    plan, config = llm.cache.plan, llm.cache.plan.groups[0].config
+    whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all
     held = min(each.n_blocks * each.block_size for each in whole)
-    kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {geometry.block_size}"
+    kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     rows = {
         "model": f"{name} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {held:,} tokens",
-        "serving": f"{plan.max_seqs} sequences at once, {geometry.context:,} tokens each at most",
+        "serving": f"{plan.max_seqs} sequences at once, {config.context:,} tokens each at most",
         "keys": f"{n_keys} API key{'s' * (n_keys > 1)}" if n_keys else "none: anybody who reaches this address may ask",
         "address": f"{address}/v1",
     }

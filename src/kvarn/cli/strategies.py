@@ -121,7 +121,7 @@ def compare(
     )
     ours = drive(config, backend, q, k, v)
     planned = ours.cache.plan
-    seen = planned.groups[0].geometry.spec
+    seen = planned.groups[0].config.spec
     plain = CacheConfig(
         layers=[seen], context=args.context, strategy="contiguous", codec=args.cache_type, max_chunk=args.tokens
     )

@@ -71,11 +71,11 @@ class Engine:
         """Queue a request. What can never be served is refused here, with the numbers. `constrain` makes the
         constraint of sample k.
 
-        Where the strategy shares no prefixes, requests of one `conversation` go on in the last one's sequence."""
+        Where the strategy shares no prefixes, requests of one `conversation` continue the last one's sequence."""
         self._check(prompt)
         self._check_queue()
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        timing = Timing(queued=time.perf_counter())
+        timing = Timing(queued_at=time.perf_counter())
         talk = _scoped(salt, conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, talk, priority)
         sampler = make_sampler(params, seed, self.program.config.vocab_size)
@@ -109,8 +109,8 @@ class Engine:
                 self._finish(sample, "cancelled")
 
     def forget(self, conversation: Hashable, salt: bytes = b"") -> None:
-        """Free what is kept of a conversation. Safe to call for one that is not."""
-        self.scheduler.kept.forget(_scoped(salt, conversation))
+        """Free the parked sequence of a conversation, if there is one."""
+        self.scheduler.parked.drop(_scoped(salt, conversation))
 
     def restart(self, sample: Sample, tokens: Sequence[int], keep: int) -> None:
         """Give a running sample another prompt, `tokens`, of which the first `keep` are those it has computed. For
@@ -119,22 +119,23 @@ class Engine:
         sample.tokens[:] = sample.request.prompt[:] = tokens
 
     def finish(self, sample: Sample, reason: str) -> None:
-        """End one sample early, as a stop string does; one that comes with the last token that may is a stop, too."""
+        """End a sample early. If it had just reached max_tokens, a stop string in the same token still reports
+        `stop`."""
         if sample.finish_reason is None:
             self._finish(sample, reason)
         elif (sample.finish_reason, reason) == ("length", "stop"):
             sample.finish_reason = reason
 
     def step(self) -> list[Event]:
-        """One step of everything that moves. A fault in it is raised; `isolate` then lets the others go on."""
-        self._work = []  # if scheduling fails, nobody of the step before is to blame
+        """One step for every request that can move. A fault in it is raised; call `isolate` to go on without it."""
+        self._work = []  # if scheduling fails, no request of the step before is at fault
         self._work = self.scheduler.schedule()
         if not self._work:
             return []
         start = time.perf_counter()
         for work in self._work:
-            if work.sample.request.timing.started is None:
-                work.sample.request.timing.started = start
+            if work.sample.request.timing.started_at is None:
+                work.sample.request.timing.started_at = start
         decodes = all(work.decodes for work in self._work)
         events = self._run(self._work)
         now = time.perf_counter()
@@ -142,8 +143,8 @@ class Engine:
         return [self._timed(event, now) for event in events]
 
     def isolate(self, error: BaseException) -> None:
-        """After a step that raised: if it had one request, that one has failed. Otherwise all start over, one by one,
-        to find out which; what they recompute is the same to the bit. An interrupt is no request's fault."""
+        """After a step that raised: if it had one request, that request fails. Otherwise all are preempted and run one
+        by one; the one that fails alone is at fault. Recomputing gives the same bits. An interrupt fails no request."""
         lost = self.cache.drop(self._step) if self._step is not None else []
         self._step = None
         moving = self.scheduler.moving
@@ -159,7 +160,7 @@ class Engine:
             raise error
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """End a request through a fault that is its own."""
+        """End a request with the error that it caused."""
         request.error = error
         for sample in request.samples:
             self.finish(sample, "error")
@@ -189,8 +190,8 @@ class Engine:
         return events
 
     def _draw(self, order: list[Work], rows: Floats) -> list[tuple[list[Sample], list[Sampled] | Exception]]:
-        """The next token of each sample that caught up. At the end of a prompt that is the first token of all samples
-        of the request. One request's fault is not the others'."""
+        """The next token of each sample that caught up. At the end of a prompt, the first token of all samples of the
+        request. An exception in one request's sampler fails that request only."""
         drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
         end = 0
         for w in order:
@@ -207,7 +208,7 @@ class Engine:
             found: list[Sampled] | Exception
             try:
                 found = [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
-            except Exception as error:  # noqa: BLE001 (whatever it is, it is this request's)
+            except Exception as error:  # noqa: BLE001 (it fails this request only)
                 found = error
             drawn.append((samples, found))
         return drawn
@@ -241,9 +242,9 @@ class Engine:
         self.scheduler.remove(sample)
         request = sample.request
         if request.done:
-            request.timing.finished = time.perf_counter()
+            request.timing.finished_at = time.perf_counter()
             self.stats.finished += 1
-            self.stats.request_seconds += request.timing.finished - request.timing.queued
+            self.stats.request_seconds += request.timing.finished_at - request.timing.queued_at
             self._requests.pop(request.id, None)
             if not self.busy:
                 self.cache.check()
@@ -265,15 +266,15 @@ class Engine:
         most = self.config.max_waiting
         if most is not None and len(self.scheduler.waiting) >= most + max(free, 0):
             raise QueueFull(
-                f"{len(self.scheduler.running)} sequences run and {len(self.scheduler.waiting)} wait, which is as many "
-                "as may: try again later"
+                f"the queue is full ({len(self.scheduler.running)} running, {len(self.scheduler.waiting)} waiting): "
+                "try again later"
             )
 
     def _timed(self, event: Event, now: float) -> Event:
         sample = event.sample
-        before, sample.latest = sample.latest, now
-        if sample.request.timing.answered is None:
-            sample.request.timing.answered = now
+        before, sample.last_token_at = sample.last_token_at, now
+        if sample.request.timing.first_token_at is None:
+            sample.request.timing.first_token_at = now
         return event._replace(gap=None if before is None else now - before)
 
     def _account(self, work: list[Work], decodes: bool, seconds: float) -> None:
@@ -292,11 +293,11 @@ class Engine:
     def _charge(sample: Sample, n: int, each: float) -> None:
         """What of a step's time went into this sample's prompt, and into what a preemption lost."""
         timing, end = sample.request.timing, sample.computed
-        again = max(min(sample.furthest, end) - (end - n), 0)
-        timing.again_tokens += again
-        timing.again_seconds += each * again
-        start = end - n + again
-        timing.prompt_seconds += each * max(min(end, len(sample.request.prompt)) - start, 0)
+        repeated = max(min(sample.furthest, end) - (end - n), 0)
+        timing.recomputed_tokens += repeated
+        timing.recomputed_seconds += each * repeated
+        start = end - n + repeated
+        timing.prefill_seconds += each * max(min(end, len(sample.request.prompt)) - start, 0)
         sample.furthest = max(sample.furthest, end)
 
 

@@ -1,7 +1,7 @@
-"""Why a prompt was computed: what it reused, what it recomputed, where reuse stopped and why, and what that cost.
+"""Why a prompt was computed: what it reused, what it recomputed, where reuse ended and why, and what that cost.
 
-`explain` reads it off a request, in token ids; `to_json` and `in_words` are told how to spell them. The earlier text
-that a prompt differed from is quoted only as far as the cache gave it, which it does within one salt. No HTTP in here.
+`explain` reads it off a request, in token ids; `to_json` and `in_words` take a function that spells token ids as text.
+Text of an earlier prompt is quoted only if the cache returned it, which it does within one salt. No HTTP in here.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from time import localtime, strftime
 from typing import Any
 
-from kvarn.cache.placement import Reason, Stop
+from kvarn.cache.placement import Reason, ReuseLimit
 from kvarn.engine.request import Request
 
-AROUND = 8  # tokens that are quoted before and behind the place where two texts part
+AROUND = 8  # tokens quoted before and after the place where two texts differ
 
 Spell = Callable[[Sequence[int]], str]
 
@@ -21,48 +21,48 @@ Spell = Callable[[Sequence[int]], str]
 class Explanation:
     prompt: int  # tokens
     reused: int
-    reached: int  # reused or computed when it ended: all, unless it was cancelled or failed before
+    reached: int  # tokens reused or computed when it ended: all, unless it was cancelled or failed before
     cancelled: bool
-    stop: Stop | None  # None: it ended before its turn came
-    before: tuple[int, ...]  # DIFFERS: what both texts have just before they part
-    ours: tuple[int, ...]  # DIFFERS: how ours goes on
-    milliseconds: float  # that computing the rest took
+    limit: ReuseLimit | None  # None: it ended while it was still queued
+    before: tuple[int, ...]  # DIFFERS: what both texts have just before they differ
+    ours: tuple[int, ...]  # DIFFERS: how ours continues
+    prefill_ms: float  # for the tokens that were not reused
     preemptions: int
-    again_tokens: int  # computed again after preemptions
-    again_milliseconds: float
-    queued_ms: float | None  # None: it did not come that far
+    recomputed_tokens: int  # after preemptions
+    recomputed_ms: float
+    queued_ms: float | None  # None: it did not get that far
     first_token_ms: float | None
     total_ms: float | None
 
     @property
-    def recomputed(self) -> int:
+    def computed(self) -> int:
         return self.reached - self.reused
 
 
 def explain(request: Request) -> Explanation:
     timing = request.timing
-    reused, stop = request.adoption or (0, None)
-    at = stop.at if stop is not None and stop.reason is Reason.DIFFERS else None
+    reused, limit = request.adoption or (0, None)
+    at = limit.at if limit is not None and limit.reason is Reason.DIFFERS else None
     computed = max((sample.furthest for sample in request.samples), default=0)
 
     def since_queued(moment: float | None) -> float | None:
-        return None if moment is None else 1000 * (moment - timing.queued)
+        return None if moment is None else 1000 * (moment - timing.queued_at)
 
     return Explanation(
         prompt=len(request.prompt),
         reused=reused,
         reached=min(max(reused, computed), len(request.prompt)),
         cancelled=any(sample.finish_reason == "cancelled" for sample in request.samples),
-        stop=stop,
+        limit=limit,
         before=() if at is None else tuple(request.prompt[max(at - AROUND, 0) : at]),
         ours=() if at is None else tuple(request.prompt[at : at + AROUND]),
-        milliseconds=1000 * timing.prompt_seconds,
+        prefill_ms=1000 * timing.prefill_seconds,
         preemptions=request.preemptions,
-        again_tokens=timing.again_tokens,
-        again_milliseconds=1000 * timing.again_seconds,
-        queued_ms=since_queued(timing.started),
-        first_token_ms=since_queued(timing.answered),
-        total_ms=since_queued(timing.finished),
+        recomputed_tokens=timing.recomputed_tokens,
+        recomputed_ms=1000 * timing.recomputed_seconds,
+        queued_ms=since_queued(timing.started_at),
+        first_token_ms=since_queued(timing.first_token_at),
+        total_ms=since_queued(timing.finished_at),
     )
 
 
@@ -70,12 +70,13 @@ def to_json(found: Explanation, spell: Spell) -> dict[str, Any]:
     return {
         "prompt_tokens": found.prompt,
         "reused_tokens": found.reused,
-        "recomputed_tokens": found.recomputed,
-        "recompute_ms": round(found.milliseconds, 3),
-        "stop": None if found.stop is None else _stop_to_json(found, found.stop, spell),
+        "recomputed_tokens": found.computed,
+        "recompute_ms": round(found.prefill_ms, 3),
+        "reuse_ended": None if found.limit is None else _limit_to_json(found, found.limit, spell),
+        "because": None if found.limit is None else _why(found, found.limit),
         "cancelled": found.cancelled,
         "preemptions": found.preemptions,
-        "recomputed_after_preemption": {"tokens": found.again_tokens, "ms": round(found.again_milliseconds, 3)},
+        "recomputed_after_preemption": {"tokens": found.recomputed_tokens, "ms": round(found.recomputed_ms, 3)},
         "queued_ms": _rounded(found.queued_ms),
         "first_token_ms": _rounded(found.first_token_ms),
         "total_ms": _rounded(found.total_ms),
@@ -83,26 +84,26 @@ def to_json(found: Explanation, spell: Spell) -> dict[str, Any]:
     }
 
 
-def _stop_to_json(found: Explanation, stop: Stop, spell: Spell) -> dict[str, Any]:
-    told: dict[str, Any] = {"reason": stop.reason.value, "at": stop.at}
-    if stop.reason is Reason.DIFFERS:
-        told["before"] = spell(found.before)
-        told["ours"] = {"token": stop.ours, "text": spell(found.ours[:1]), "onward": spell(found.ours)}
-        if stop.theirs is not None:
-            told["theirs"] = {"token": stop.theirs, "text": spell(stop.onward[:1]), "onward": spell(stop.onward)}
-    if stop.when is not None:
-        told["when"] = stop.when
-    return told
+def _limit_to_json(found: Explanation, limit: ReuseLimit, spell: Spell) -> dict[str, Any]:
+    facts: dict[str, Any] = {"reason": limit.reason.value, "at": limit.at}
+    if limit.reason is Reason.DIFFERS:
+        facts["before"] = spell(found.before)
+        facts["ours"] = {"token": limit.ours, "text": spell(found.ours[:1]), "onward": spell(found.ours)}
+        if limit.theirs is not None:
+            facts["theirs"] = {"token": limit.theirs, "text": spell(limit.onward[:1]), "onward": spell(limit.onward)}
+    if limit.when is not None:
+        facts["when"] = limit.when
+    return facts
 
 
 def in_words(found: Explanation, spell: Spell) -> str:
     """One sentence or two."""
-    if found.stop is None:
-        return f"{'cancelled' if found.cancelled else 'ended'} before its turn came: nothing was looked up or computed"
-    text = f"reused {found.reused} of {found.prompt} prompt tokens, computed {found.recomputed} in "
-    text += f"{found.milliseconds:.0f} ms: {_why(found, found.stop, spell)}"
+    if found.limit is None:
+        return f"{'cancelled' if found.cancelled else 'ended'} while queued: nothing was looked up or computed"
+    text = f"reused {found.reused} of {found.prompt} prompt tokens, computed {found.computed} in "
+    text += f"{found.prefill_ms:.0f} ms: {_why(found, found.limit)}{_quoted_difference(found, found.limit, spell)}"
     if found.preemptions:
-        again = f"{found.again_tokens} tokens in {found.again_milliseconds:.0f} ms"
+        again = f"{found.recomputed_tokens} tokens in {found.recomputed_ms:.0f} ms"
         text += f"; preempted {found.preemptions} times, which computed {again} again"
     if found.cancelled:
         missing = found.prompt - found.reached
@@ -110,31 +111,30 @@ def in_words(found: Explanation, spell: Spell) -> str:
     return text
 
 
-def _why(found: Explanation, stop: Stop, spell: Spell) -> str:
-    lost = stop.at - found.reused
-    when = "" if stop.when is None else strftime(" at %H:%M:%S", localtime(stop.when))
-    if stop.reason is Reason.DIFFERS:
-        return _difference(found, stop, spell)
+def _why(found: Explanation, limit: ReuseLimit) -> str:
+    lost = limit.at - found.reused
+    when = "" if limit.when is None else strftime(" at %H:%M:%S", localtime(limit.when))
     return {
         Reason.END: "everything was in the cache; the last token is always computed, for its logits"
         if found.prompt > 1
         else "a single token is always computed, for its logits",
-        Reason.NEW: f"the earlier text ends at token {stop.at}, what follows is new",
+        Reason.NEW: f"the earlier text ends at token {limit.at}, what follows is new",
         Reason.NOTHING_SHARED: "no earlier text begins like this one",
-        Reason.EVICTED: f"{stop.at} tokens were known, {lost} of them evicted{when} to make room",
-        Reason.OUT_OF_WINDOW: f"{stop.at} tokens were known, but {lost} of them had left the window{when}",
-        Reason.SHORT: f"{stop.at} tokens are shared, {lost} of them in a block that was never filled and not kept",
+        Reason.DIFFERS: f"differs at token {limit.at} from the nearest earlier text",
+        Reason.EVICTED: f"{limit.at} tokens were known, {lost} of them evicted{when} to make room",
+        Reason.OUT_OF_WINDOW: f"{limit.at} tokens were known, but {lost} of them had left the window{when}",
+        Reason.SHORT: f"{limit.at} tokens are shared, {lost} of them in a block that was never filled and not kept",
         Reason.NOT_SHARING: "this cache strategy does not share prefixes; paged does",
-    }[stop.reason]
+    }[limit.reason]
 
 
-def _difference(found: Explanation, stop: Stop, spell: Spell) -> str:
-    place = f"differs at token {stop.at} from the nearest earlier text"
-    if stop.theirs is None:
-        return place
+def _quoted_difference(found: Explanation, limit: ReuseLimit, spell: Spell) -> str:
+    """Both texts around the place where they differ, if the earlier one may be shown."""
+    if limit.theirs is None:
+        return ""
     before = _quote(spell(found.before))
-    theirs, ours = (_quote(spell(tokens)) for tokens in (stop.onward, found.ours))
-    return f"{place}: after {before} it went on {theirs} (token {stop.theirs}), now {ours} (token {stop.ours})"
+    theirs, ours = (_quote(spell(tokens)) for tokens in (limit.onward, found.ours))
+    return f": after {before} it continued {theirs} (token {limit.theirs}), now {ours} (token {limit.ours})"
 
 
 def _quote(text: str) -> str:

@@ -65,7 +65,7 @@ class Sample:
     tokens: list[int]  # known: prompt and output
     computed: int = 0
     furthest: int = 0  # the most that was ever computed: below it a step repeats what a preemption lost
-    latest: float | None = None  # when its newest token was sampled
+    last_token_at: float | None = None
     finish_reason: str | None = None  # stop, length, cancelled, error
     constraint: Constraint = FREE
 
@@ -86,13 +86,13 @@ class Sample:
 class Timing:
     """When things happened to a request (seconds of time.perf_counter), and what computing its prompt cost."""
 
-    queued: float
-    started: float | None = None  # first admitted
-    answered: float | None = None  # first token
-    finished: float | None = None
-    prompt_seconds: float = 0.0  # its share of the steps that computed its prompt, the first time
-    again_seconds: float = 0.0  # likewise of what was computed again after preemptions
-    again_tokens: int = 0
+    queued_at: float
+    started_at: float | None = None  # first admitted
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    prefill_seconds: float = 0.0  # the request's share of the steps that computed its prompt, the first time
+    recomputed_seconds: float = 0.0  # its share of the steps that computed tokens again after preemptions
+    recomputed_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -103,12 +103,12 @@ class Request:
     seed: int
     timing: Timing
     salt: bytes = b""
-    conversation: Hashable = None  # turns of one conversation follow each other in one kept sequence
-    priority: int = 0  # how often eviction passes over what it leaves in the cache
+    conversation: Hashable = None  # turns of one conversation continue one parked sequence
+    priority: int = 0  # how often eviction skips the blocks that it leaves in the cache
     samples: list[Sample] = field(default_factory=list)
     adoption: Adoption | None = None  # what the prompt reused when it was first admitted
     preemptions: int = 0
-    error: BaseException | None = None  # what ended it, where that was a fault and not the caller
+    error: BaseException | None = None  # the fault that ended it, if one did
 
     @property
     def done(self) -> bool:

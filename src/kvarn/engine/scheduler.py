@@ -1,10 +1,9 @@
 """Which samples move in the next step, and by how many tokens.
 
 Every sample that moves has its room reserved here. Those that decode go first, so that a long prompt never makes them
-wait; prompts fill what is left of the step's token budget, in chunks, and beside decodes in small ones, which bounds
-the gap between two tokens. When there is no room the newest sample is preempted: its blocks are freed and it waits to
-be computed again, which gives the same tokens. After a step that failed its samples are tried one by one. Token ids
-only.
+wait. Prompts fill the rest of the step's token budget in chunks; beside decodes the chunks are small, which bounds the
+gap between two tokens. When there is no room, the newest sample is preempted: its blocks are freed and it waits to be
+computed again, which gives the same tokens. After a failed step its samples run one by one (faults.py). Token ids only.
 """
 
 from collections import deque
@@ -14,7 +13,8 @@ from typing import NamedTuple
 from kvarn.cache.cache import KVCache
 from kvarn.cache.placement import Adoption
 from kvarn.engine.config import EngineConfig
-from kvarn.engine.parked import Kept
+from kvarn.engine.faults import OneByOne
+from kvarn.engine.parked import ParkedSequences
 from kvarn.engine.request import Sample
 
 
@@ -39,9 +39,9 @@ class Scheduler:
         self._chunk_while_decoding = config.chunk_while_decoding or config.max_batch_tokens
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []  # oldest first
-        self.kept = Kept(cache)
-        self.suspects: deque[Sample] = deque()  # of a step that failed, each to be run alone
-        self.moving: Sample | None = None  # for whom `schedule` is finding room: a fault in it is this one's
+        self.parked = ParkedSequences(cache)
+        self.moving: Sample | None = None  # the sample that `schedule` is finding room for: a fault there is its own
+        self._one_by_one = OneByOne()
         self.n_preemptions = 0
 
     def add(self, sample: Sample) -> None:
@@ -57,21 +57,19 @@ class Scheduler:
             self.waiting.append(child)
 
     def remove(self, sample: Sample) -> None:
-        """Finished or cancelled: its blocks go back, or wait for the next turn of its conversation."""
+        """Finished or cancelled: free its blocks, or park them for the next turn of its conversation."""
         if sample in self.running:
             self.running.remove(sample)
             conversation = sample.request.conversation if sample.index == 0 else None
-            self.kept.keep(conversation, sample.id, sample.tokens[: sample.computed])
+            self.parked.park(conversation, sample.id, sample.tokens[: sample.computed])
         elif sample in self.waiting:
             self.waiting.remove(sample)
             self.cache.free(sample.id)  # open only where a fault cut its admission short
 
     def schedule(self) -> list[Work]:
         self.moving = None
-        while self.suspects and (self.suspects[0].finish_reason or self._caught_up(self.suspects[0])):
-            self.suspects.popleft()  # it has gone, or it came through without a fault
-        if self.suspects:
-            return self._alone(self.suspects[0])
+        if alone := self._one_by_one.next():
+            return self._run_alone(alone)
         work: dict[Sample, int] = {}
         budget = self._continue(work)
         while budget and self.waiting:
@@ -103,23 +101,20 @@ class Scheduler:
         return sample
 
     def isolate(self) -> None:
-        """A step failed and nobody knows through whom: all that run start over, alone."""
+        """A step failed and the request at fault is unknown: preempt all that run, and run each alone."""
         for sample in reversed(list(self.running)):
             self._preempt(sample)
-            self.suspects.appendleft(sample)
+            self._one_by_one.put_first(sample)
 
     def recompute(self, seqs: Container[int]) -> None:
-        """These sequences were lost with a step: whoever had them starts over."""
+        """Preempt the samples of these sequences, which were lost with a step."""
         for sample in reversed(list(self.running)):
             if sample.id in seqs:
                 self._preempt(sample)
 
-    @staticmethod
-    def _caught_up(sample: Sample) -> bool:
-        return sample.computed > 0 and sample.missing == 1
-
-    def _alone(self, sample: Sample) -> list[Work]:
-        """One suspect; those that have come through give way to it, for alone everything that was queued fits."""
+    def _run_alone(self, sample: Sample) -> list[Work]:
+        """Run one sample of the failed step alone. Preempt the others if needed: any admitted request fits when it is
+        alone."""
         while True:
             if sample in self.waiting:
                 if n := self._admit(sample, self.max_batch_tokens):
@@ -136,7 +131,7 @@ class Scheduler:
     def _reserve(self, sample: Sample, n: int, work: dict[Sample, int]) -> bool:
         self.moving = sample
         while not self.cache.reserve(sample.id, sample.computed + n):
-            if self.kept.make_room():
+            if self.parked.drop_oldest():
                 continue
             victim = self.running[-1]
             self._preempt(victim)
@@ -154,9 +149,9 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _has_row(self) -> bool:
-        """Room for one more sequence, as far as their number goes; those that are kept make it."""
-        while len(self.running) + len(self.kept) >= self.cache.plan.max_seqs:
-            if not self.kept.make_room():
+        """Whether one more sequence may be open; parked ones are dropped for it."""
+        while len(self.running) + len(self.parked) >= self.cache.plan.max_seqs:
+            if not self.parked.drop_oldest():
                 return False
         return True
 
@@ -168,7 +163,7 @@ class Scheduler:
             return 0
         n = min(len(sample.tokens) - adoption.reused, self.max_chunk, budget)
         while not self.cache.reserve(sample.id, adoption.reused + n):
-            if not self.kept.make_room():
+            if not self.parked.drop_oldest():
                 self.cache.free(sample.id)
                 return 0
         sample.computed = adoption.reused
@@ -177,12 +172,12 @@ class Scheduler:
         return n
 
     def _start(self, sample: Sample) -> Adoption | None:
-        """Open its sequence, or go on in the one that its conversation kept; None when all rows are taken."""
+        """Open its sequence, or resume the one that its conversation parked; None when all rows are taken."""
         request = sample.request
         counted = request.adoption is None  # one request is one query, whatever happens to it later
-        if sample.index == 0 and (kept := self.kept.take(request.conversation)):
-            sample.id = kept.id
-            return self.cache.resume(kept.id, kept.tokens, sample.tokens, counted)
+        if sample.index == 0 and (parked := self.parked.take(request.conversation)):
+            sample.id = parked.id
+            return self.cache.resume(parked.id, parked.tokens, sample.tokens, counted)
         if not self._has_row():
             return None
         self.cache.open(sample.id, request.salt, request.priority)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kvarn.engine.engine import Event
 from kvarn.engine.request import Request, Sample
-from kvarn.text.writer import Writer
+from kvarn.text.stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Job:
     """A request and the text of its samples."""
 
     request: Request
-    writers: list[Writer]
+    texts: list[TextStream]
     listener: Listener = SILENT
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     done: bool = False  # set last, when all its text is written: other threads look at it
@@ -71,11 +71,11 @@ class Job:
         sample, sampled = event.sample, event.sampled
         if sampled.logprob is not None:
             self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
-        writer = self.writers[sample.index]
+        text = self.texts[sample.index]
         ended_by_token = sample.finish_reason == "stop"
-        stopped = not ended_by_token and writer.push(sampled.token)
+        stopped = not ended_by_token and text.push(sampled.token)
         if sample.finish_reason or stopped:
-            writer.close()
+            text.close()
         return stopped
 
     def output(self) -> Output:
@@ -85,7 +85,7 @@ class Job:
 
     def _completion(self, sample: Sample) -> Completion:
         return Completion(
-            self.writers[sample.index].text,
+            self.texts[sample.index].text,
             sample.output,
             sample.finish_reason or "cancelled",
             self.logprobs.get(sample.index, []),

@@ -18,8 +18,8 @@ from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
 from kvarn.jobs.turn import Ready, Turn, Uninterrupted
+from kvarn.text.stream import TextStream
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.writer import Writer
 
 log = logging.getLogger("kvarn")
 Result = TypeVar("Result")
@@ -46,13 +46,13 @@ class Runner:
         listener: Listener = SILENT,
     ) -> Job:
         """Queue a prompt. It moves when somebody steps: `wait`, `advance`."""
-        writers = [Writer(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
+        texts = [TextStream(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
 
         added: list[Job] = []
 
         def queue() -> None:
             request = self.engine.add(prompt, params, salt, conversation, priority)
-            self._jobs[request.id] = job = Job(request, writers, listener)
+            self._jobs[request.id] = job = Job(request, texts, listener)
             added.append(job)
 
         try:

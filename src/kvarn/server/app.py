@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -18,34 +17,36 @@ from kvarn.llm import LLM
 from kvarn.server import protocol
 from kvarn.server.access import Access, Caller
 from kvarn.server.cache_map import residency
-from kvarn.server.call import Answer, Conversing, fault
-from kvarn.server.metrics import CONTENT_TYPE, Prometheus
+from kvarn.server.call import Answer, Generation, fault
+from kvarn.server.metrics import CONTENT_TYPE, Metrics
 from kvarn.server.openapi import document
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
 from kvarn.server.reply import Reply
-from kvarn.server.worker import Order, Worker
+from kvarn.server.worker import Submission, Worker
 
 log = logging.getLogger("kvarn")
 
 MOST_BYTES = 8 << 20  # of a body
 LARGE = 1 << 16
 BODY_SECONDS = 30.0  # to send one
+READER_SECONDS = 60.0  # without the client reading, before its request is cancelled
 COMPLETION_TOKENS = 16  # OpenAI's default; a chat may fill the context
 Endpoint = Callable[[Request], Awaitable[Response]]
 Parsed = TypeVar("Parsed")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    reader_seconds: float = 60.0  # that a reader may take nothing while its answer waits
-
-
 class Service:
     def __init__(
-        self, llm: LLM, name: str, access: Access, metrics: Prometheus, worker: Worker, limits: Limits | None = None
+        self,
+        llm: LLM,
+        name: str,
+        access: Access,
+        metrics: Metrics,
+        worker: Worker,
+        reader_seconds: float = READER_SECONDS,
     ) -> None:
         self.llm = llm
         self.name = name
@@ -53,7 +54,7 @@ class Service:
         self.draining = False
         self._access = access
         self._metrics = metrics
-        self._limits = limits or Limits()
+        self._reader_seconds = reader_seconds
         self._records = Records()
         self._prompts = Prompts(llm)
         self._openapi = document()
@@ -94,21 +95,21 @@ class Service:
         self._check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        orders = await asyncio.to_thread(self._orders, caller, call)
+        submissions = await asyncio.to_thread(self._submissions, caller, call)
         reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes)
-        conversing = Conversing(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
+        generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
         try:
-            await conversing.start(orders)
-        except Exception as error:  # noqa: BLE001 (told to the caller)
+            await generation.start(submissions)
+        except Exception as error:  # noqa: BLE001 (reported to the caller)
             raise fault(error, self._retry_after()) from None
-        return Answer(conversing, call.stream, self._limits.reader_seconds)
+        return Answer(generation, call.stream, self._reader_seconds)
 
-    def _orders(self, caller: Caller, call: Call) -> list[Order]:
+    def _submissions(self, caller: Caller, call: Call) -> list[Submission]:
         salt = caller.salted(call.cache_salt)
         prompts = [self._prompts.chat(call.messages)] if call.chat else [self._prompts.plain(p) for p in call.prompts]
-        return [self._order(prompt, call, salt) for prompt in prompts]
+        return [self._submission(prompt, call, salt) for prompt in prompts]
 
-    def _order(self, prompt: list[int], call: Call, salt: bytes) -> Order:
+    def _submission(self, prompt: list[int], call: Call, salt: bytes) -> Submission:
         self.llm.engine.check_length(len(prompt))
         room = self.llm.cache.longest + 1 - len(prompt)  # the last token needs no place
         wanted = call.max_tokens
@@ -123,7 +124,7 @@ class Service:
                 "context_length_exceeded",
             )
         params = SamplingParams(max_tokens=wanted, **call.settings)
-        return Order(prompt, params, salt, call.cache_priority, call.stream)
+        return Submission(prompt, params, salt, call.cache_priority, call.stream)
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)
@@ -176,10 +177,10 @@ class Service:
 
     async def request(self, request: Request) -> Response:
         caller, id = self._caller(request), request.path_params["id"]
-        told = self._records.get(id, caller.owner)
-        if told is None:
+        explained = self._records.get(id, caller.owner)
+        if explained is None:
             raise Refusal(404, "this key made no such request, or it is too long ago", "id")
-        return JSONResponse(told)
+        return JSONResponse(explained)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class Service:
 
 
 async def _parsed(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
-    """A large body is taken apart on another thread, so that others are answered meanwhile."""
+    """A large body is taken apart on another thread, so that others are part meanwhile."""
     raw = await _body(request)
     return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
 
@@ -231,7 +232,7 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        except Exception as error:  # noqa: BLE001 (told to the caller)
+        except Exception as error:  # noqa: BLE001 (reported to the caller)
             return fault(error).response()
 
     return guarded

@@ -1,4 +1,4 @@
-"""What the engine's thread tells about an order, and where a call finds it: on the event loop, joined as it waits."""
+"""Updates on submissions from the engine's thread, and the inbox where a call takes them on the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
 
 
-class Answered(NamedTuple):
-    """One sample, as far as it is known: with stream what is new, otherwise all of it at the end."""
+class AnswerPart(NamedTuple):
+    """Text of one sample: what is new if the call streams, otherwise all of it at the end."""
 
     sample: int
     text: str
@@ -23,50 +23,50 @@ class Ended(NamedTuple):
     error: BaseException | None
 
 
-Update = Answered | Ended | Exception | None  # None: accepted; an error: refused
+Update = AnswerPart | Ended | Exception | None  # None: queued; an exception: refused
 
 
 class Inbox:
-    """What a call has not taken yet of the updates on its orders; it lives on the event loop. Pieces of a sample are
-    joined while they wait, so a caller who reads slowly costs no more than the answer itself."""
+    """Updates on a call's submissions that the call has not taken yet; used on the event loop only. Parts of a sample
+    are joined while they wait, so a client that reads slowly costs no more memory than the answer itself."""
 
-    def __init__(self, n_orders: int) -> None:
-        self._expected = n_orders
-        self._updates: dict[tuple[int, object], Answered | Ended] = {}
+    def __init__(self, n_submissions: int) -> None:
+        self._expected = n_submissions
+        self._updates: dict[tuple[int, object], AnswerPart | Ended] = {}
         self._arrived = asyncio.Event()
         self._refusal: Exception | None = None
-        self._heir: Callable[[int, Ended], None] | None = None
+        self._on_end: Callable[[int, Ended], None] | None = None
 
-    def leave(self, heir: Callable[[int, Ended], None]) -> None:
-        """Nobody takes any more; what is or will be told of an order's end goes to the heir."""
-        self._heir, left, self._updates = heir, self._updates, {}
+    def leave(self, on_end: Callable[[int, Ended], None]) -> None:
+        """The caller is gone. Pass each submission's final update, past or future, to `on_end`."""
+        self._on_end, left, self._updates = on_end, self._updates, {}
         for (which, _), update in left.items():
             if isinstance(update, Ended):
-                heir(which, update)
+                on_end(which, update)
 
     def put(self, which: int, update: Update) -> None:
-        """`which` of the call's orders this is about."""
-        if self._heir is not None:
+        """`which` of the call's submissions this is about."""
+        if self._on_end is not None:
             if isinstance(update, Ended):
-                self._heir(which, update)
+                self._on_end(which, update)
             return
         if update is None:
             self._expected -= 1
         elif isinstance(update, Exception):
             self._refusal = update
         else:
-            self._join((which, update.sample if isinstance(update, Answered) else "end"), update)
+            self._join((which, update.sample if isinstance(update, AnswerPart) else "end"), update)
         self._arrived.set()
 
-    def _join(self, key: tuple[int, object], update: Answered | Ended) -> None:
+    def _join(self, key: tuple[int, object], update: AnswerPart | Ended) -> None:
         before = self._updates.get(key)
-        if isinstance(before, Answered) and isinstance(update, Answered):
+        if isinstance(before, AnswerPart) and isinstance(update, AnswerPart):
             text, logprobs = before.text + update.text, before.logprobs + update.logprobs
-            update = Answered(before.sample, text, logprobs, update.finish_reason)
+            update = AnswerPart(before.sample, text, logprobs, update.finish_reason)
         self._updates[key] = update
 
     async def accepted(self) -> None:
-        """Return once all orders are queued; raise when one was refused."""
+        """Return once all submissions are queued; raise when one was refused."""
         while self._expected and self._refusal is None:
             await self._arrived.wait()
             self._arrived.clear()
@@ -75,7 +75,7 @@ class Inbox:
         if self._updates:
             self._arrived.set()
 
-    async def take(self) -> list[tuple[int, Answered | Ended]]:
+    async def take(self) -> list[tuple[int, AnswerPart | Ended]]:
         await self._arrived.wait()
         self._arrived.clear()
         if self._refusal is not None:  # the engine has failed meanwhile

@@ -5,7 +5,6 @@ other file knows Prometheus. Usage is a fraction from 0 to 1; prefix queries and
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,15 +29,7 @@ HISTOGRAMS = {
 }
 
 
-class Metrics(Protocol):
-    """What the server tells about its requests."""
-
-    def token(self, gap: float | None) -> None: ...
-
-    def finished(self, request: Request) -> None: ...
-
-
-class Prometheus:
+class Metrics:
     def __init__(self, engine: Engine, model: str, prefix: str = "kvarn") -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._times = {
@@ -70,11 +61,11 @@ class Prometheus:
         worst = max(reasons, key=list(FINISHED).index)
         self._success.labels(self._model, FINISHED[worst]).inc()
         for name, start, stop in (
-            ("time_to_first_token_seconds", t.queued, t.answered),
-            ("e2e_request_latency_seconds", t.queued, t.finished),
-            ("request_queue_time_seconds", t.queued, t.started),
-            ("request_prefill_time_seconds", t.started, t.answered),
-            ("request_decode_time_seconds", t.answered, t.finished),
+            ("time_to_first_token_seconds", t.queued_at, t.first_token_at),
+            ("e2e_request_latency_seconds", t.queued_at, t.finished_at),
+            ("request_queue_time_seconds", t.queued_at, t.started_at),
+            ("request_prefill_time_seconds", t.started_at, t.first_token_at),
+            ("request_decode_time_seconds", t.first_token_at, t.finished_at),
         ):
             if start is not None and stop is not None:
                 self._times[name].observe(stop - start)

@@ -1,5 +1,7 @@
-"""The explanations of the last requests, for whoever made them. Bounded; the oldest go first. Kept as JSON text, which
-takes a seventh of the memory of the objects."""
+"""The explanations of the last requests, for the keys that made them. Bounded: the oldest are dropped first.
+
+Kept as JSON text, which takes a seventh of the memory of the objects.
+"""
 
 import json
 from collections import OrderedDict
@@ -8,7 +10,7 @@ from typing import Any, NamedTuple
 
 class _Record(NamedTuple):
     owner: bytes
-    told: str
+    explained: str
 
 
 class Records:
@@ -16,8 +18,8 @@ class Records:
         self._most = most
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
-    def add(self, id: str, owner: bytes, told: dict[str, Any]) -> None:
-        self._records[id] = _Record(owner, json.dumps(told))
+    def add(self, id: str, owner: bytes, explained: dict[str, Any]) -> None:
+        self._records[id] = _Record(owner, json.dumps(explained))
         if len(self._records) > self._most:
             self._records.popitem(last=False)
 
@@ -26,10 +28,10 @@ class Records:
         record = self._records.get(id)
         if record is None or record.owner != owner:
             return None
-        told: dict[str, Any] = json.loads(record.told)
-        return told
+        explained: dict[str, Any] = json.loads(record.explained)
+        return explained
 
     def recent(self, owner: bytes, n: int = 20) -> list[dict[str, Any]]:
         """The newest first."""
-        mine = (record.told for record in reversed(self._records.values()) if record.owner == owner)
-        return [json.loads(told) for told, _ in zip(mine, range(n), strict=False)]
+        mine = (record.explained for record in reversed(self._records.values()) if record.owner == owner)
+        return [json.loads(explained) for explained, _ in zip(mine, range(n), strict=False)]

@@ -24,22 +24,22 @@ class Reply:
     token_bytes: TokenBytes
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = ""
-    _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice that are told so far
+    _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice that were sent so far
 
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
 
-    def whole(self, choices: list[Json], usage: Json, told: Json) -> Json:
+    def whole(self, choices: list[Json], usage: Json, explained: Json) -> Json:
         kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": usage, "kvarn": told}
+        return {**self._head(kind), "choices": choices, "usage": usage, "kvarn": explained}
 
-    def chunk(self, choices: list[Json], usage: Json | None = None, told: Json | None = None) -> Json:
+    def chunk(self, choices: list[Json], usage: Json | None = None, explained: Json | None = None) -> Json:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         body = {**self._head(kind), "choices": choices}
         if usage is not None:
             body["usage"] = usage
-        if told is not None:
-            body["kvarn"] = told
+        if explained is not None:
+            body["kvarn"] = explained
         return body
 
     def choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish: str) -> Json:

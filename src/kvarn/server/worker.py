@@ -18,7 +18,7 @@ from kvarn.engine.explain import explain
 from kvarn.engine.request import SamplingParams
 from kvarn.jobs.job import Job, Listener
 from kvarn.llm import LLM
-from kvarn.server.inbox import Answered, Ended, Inbox, Update
+from kvarn.server.inbox import AnswerPart, Ended, Inbox, Update
 from kvarn.server.metrics import Metrics
 from kvarn.server.refusal import Refusal
 
@@ -29,7 +29,7 @@ def dead() -> Refusal:
     return Refusal(503, "the engine has failed: the server must be started again")
 
 
-class Order(NamedTuple):
+class Submission(NamedTuple):
     """One prompt to be answered."""
 
     prompt: list[int]
@@ -40,10 +40,10 @@ class Order(NamedTuple):
 
 
 class Ticket(Listener):
-    """An order under way: what becomes of its job goes to its place in an inbox. Belongs to the engine's thread."""
+    """A submission under way: updates on its job go to its place in an inbox. Used on the engine's thread."""
 
-    def __init__(self, worker: "Worker", order: Order, inbox: Inbox, which: int) -> None:
-        self.order = order
+    def __init__(self, worker: "Worker", submission: Submission, inbox: Inbox, which: int) -> None:
+        self.submission = submission
         self.job: Job | None = None
         self._worker = worker
         self._inbox = inbox
@@ -52,19 +52,19 @@ class Ticket(Listener):
     def token(self, job: Job, event: Event) -> None:
         sample = event.sample
         self._worker.metrics.token(event.gap)
-        if self.order.stream:
-            text = job.writers[sample.index].take()
+        if self.submission.stream:
+            text = job.texts[sample.index].take()
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if text or logprobs or sample.finish_reason:
-                self.put(Answered(sample.index, text, logprobs, sample.finish_reason))
+                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
         self._worker.metrics.finished(job.request)
-        if not self.order.stream:
+        if not self.submission.stream:
             for index, completion in enumerate(job.output().completions):
                 if completion.finish_reason != "cancelled":
-                    self.put(Answered(index, completion.text, completion.logprobs, completion.finish_reason))
+                    self.put(AnswerPart(index, completion.text, completion.logprobs, completion.finish_reason))
         n_tokens = sum(sample.n_output for sample in job.request.samples)
         self.put(Ended(n_tokens, explain(job.request), job.request.error))
 
@@ -102,8 +102,8 @@ class Worker:
         self._commands.put(self._stop)
         self._thread.join()
 
-    def submit(self, order: Order, inbox: Inbox, which: int = 0) -> Ticket:
-        ticket = Ticket(self, order, inbox, which)
+    def submit(self, submission: Submission, inbox: Inbox, which: int = 0) -> Ticket:
+        ticket = Ticket(self, submission, inbox, which)
         self._commands.put(lambda: self._add(ticket))
         return ticket
 
@@ -118,7 +118,7 @@ class Worker:
     # -- on the engine's thread ----------------------------------------------------------------------------------
 
     def post(self, ticket: Ticket, update: Update) -> None:
-        """To be told after the step; a step of another thread (the LLM may be used beside the server) wakes ours."""
+        """Send an update after the step. If another thread stepped (the LLM is used beside the server), wake ours."""
         self._outbox.append((ticket, update))
         if threading.get_ident() != self._thread.ident:
             self._commands.put(_nothing)
@@ -133,7 +133,7 @@ class Worker:
                 if self.engine.busy:
                     self._runner.step()
                 self._send()
-        except Exception as error:  # noqa: BLE001 (whatever it is, nobody may wait for ever)
+        except Exception as error:  # noqa: BLE001 (no caller may be left waiting)
             log.error("the engine has failed: %s: %s", type(error).__name__, error)
             self.fault = error
             for ticket in self._open:
@@ -154,13 +154,13 @@ class Worker:
             pass
 
     def _add(self, ticket: Ticket) -> None:
-        order = ticket.order
+        submission = ticket.submission
         self._open.add(ticket)
         try:
             if self.fault is not None:
                 raise dead()
             ticket.job = self._runner.add(
-                order.prompt, order.params, order.salt, priority=order.priority, listener=ticket
+                submission.prompt, submission.params, submission.salt, priority=submission.priority, listener=ticket
             )
         except Exception as error:  # noqa: BLE001 (a refusal, or a fault that is this request's alone)
             self._open.discard(ticket)
@@ -181,7 +181,7 @@ class Worker:
             batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
             try:
                 self._loop.call_soon_threadsafe(_deliver, batch)
-            except RuntimeError:  # the loop is closed: nobody is left to be told
+            except RuntimeError:  # the loop is closed: there is no one to send to
                 self._stopping = True
 
 

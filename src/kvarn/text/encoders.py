@@ -98,7 +98,7 @@ def unlocked(library: tokenizers.Tokenizer, text: str) -> list[int]:
     return ids
 
 
-class Folder:
+class TokenizerJson:
     """What tokenizer.json says, through the library that defines the format."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:

@@ -13,7 +13,7 @@ import tokenizers
 
 from kvarn.errors import KvarnError
 from kvarn.text import alphabet
-from kvarn.text.encoders import Encoder, Folder
+from kvarn.text.encoders import Encoder, TokenizerJson
 from kvarn.text.vocabulary import SpacePrefix, Vocabulary, end_ids
 
 
@@ -102,4 +102,4 @@ def read(path: Path) -> tuple[Vocabulary, Encoder]:
         space_prefix=_space_prefix(definition),
         chat_template=_template(path, config),
     )
-    return vocabulary, Folder(library)
+    return vocabulary, TokenizerJson(library)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvarn.text import from_folder, from_gguf
 from kvarn.text.encoders import Encoder
-from kvarn.text.pieces import Pieces
+from kvarn.text.token_bytes import TokenBytes
 from kvarn.text.vocabulary import Vocabulary
 
 
@@ -43,9 +43,9 @@ class Tokenizer:
         """Bytes that are not UTF-8 become U+FFFD; control tokens are shown only if `special`."""
         return b"".join(map(self.pieces(special=special).push, ids)).decode("utf-8", "replace")
 
-    def pieces(self, *, special: bool = False) -> Pieces:
+    def pieces(self, *, special: bool = False) -> TokenBytes:
         """The bytes that `decode` is made of, one token after the other."""
-        return Pieces(self._vocabulary, special)
+        return TokenBytes(self._vocabulary, special)
 
     def token_bytes(self, id: int) -> bytes:
         """What the token spells, wherever it stands; a control token spells its name."""

@@ -33,7 +33,7 @@ class Cpu:
 
     def layers(self, plan: Plan) -> HostMemory:
         for group in plan.groups:
-            spec = group.geometry.spec
+            spec = group.config.spec
             if spec.k_dim != spec.v_dim:
                 raise KvarnError(
                     f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cpu backend wants them equal; "

@@ -20,7 +20,7 @@ class CpuMemory:
         self.host = host
         self.view = native.CacheView()
         for table, group in zip(host.tables, host.plan.groups, strict=True):
-            _add_group(self.view, table, group.geometry.spec)
+            _add_group(self.view, table, group.config.spec)
         for store, group_index in zip(host.stores, host.group_of, strict=True):
             _add_layer(self.view, store, group_index)
 

@@ -4,25 +4,25 @@
                      run       0 | 1 2 3 | 1 2 3 | 1 ...
 
 A block leaves the list at the commit after which no query can see it, so the block that takes its place overwrites
-nothing visible; R is sized for that (Geometry.window_blocks). Positions stay absolute over any number of laps.
+nothing visible; R is sized for that (GroupConfig.window_blocks). Positions stay absolute over any number of laps.
 """
 
 from collections.abc import Sequence
 
-from kvarn.cache.placement import Geometry
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements.region import Region, RegionResidency
 from kvarn.cache.spec import ceil_div
 
 
 class Cyclic(Region):
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__(geometry)
-        self.pinned = geometry.pinned_blocks
-        self.ring = geometry.window_blocks
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        self.pinned = config.pinned_blocks
+        self.ring = config.window_blocks
 
     @staticmethod
-    def blocks_per_sequence(geometry: Geometry) -> int:
-        return geometry.pinned_blocks + geometry.window_blocks
+    def blocks_per_sequence(config: GroupConfig) -> int:
+        return config.pinned_blocks + config.window_blocks
 
     def _offset(self, logical: int) -> int:
         if logical < self.pinned:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from kvarn.cache.blocks import BlockPool
-from kvarn.cache.placement import Adoption, Geometry, Placement, Reason, Stop
+from kvarn.cache.placement import Adoption, GroupConfig, Placement, Reason, ReuseLimit
 from kvarn.cache.prefix import ChainHash, Node, PrefixTree, chain_hash
 from kvarn.cache.residency import Residency
 from kvarn.cache.spec import ceil_div
@@ -37,14 +37,14 @@ class PagedResidency(Residency):
 class Paged(Placement[PagedResidency]):
     shares = True
 
-    def __init__(self, geometry: Geometry, digest: ChainHash = chain_hash) -> None:
-        super().__init__(geometry)
-        self.tree = PrefixTree(self.block_size, max_forgotten=max(geometry.n_blocks, 256), digest=digest)
-        self.pool = BlockPool(geometry.n_blocks, self.tree.holds, self.tree.detach, geometry.watermarks)
+    def __init__(self, config: GroupConfig, digest: ChainHash = chain_hash) -> None:
+        super().__init__(config)
+        self.tree = PrefixTree(self.block_size, max_forgotten=max(config.n_blocks, 256), digest=digest)
+        self.pool = BlockPool(config.n_blocks, self.tree.holds, self.tree.detach, config.watermarks)
 
     @staticmethod
-    def blocks_per_sequence(geometry: Geometry) -> int:
-        return geometry.pinned_blocks + geometry.window_blocks
+    def blocks_per_sequence(config: GroupConfig) -> int:
+        return config.pinned_blocks + config.window_blocks
 
     @property
     def n_used(self) -> int:
@@ -72,20 +72,20 @@ class Paged(Placement[PagedResidency]):
         reused = self._resident(path, min(known, limit))
         if reused < min(known, limit):
             lost = path[reused // self.block_size]
-            return Adoption(reused, Stop(lost.why, known, when=lost.when))
+            return Adoption(reused, ReuseLimit(lost.why, known, when=lost.when))
         node = path[-1] if path else root
         if known < limit:
             reused += self.tree.partial(node, tokens[known:limit]).n  # a copy is cheaper from the first token on
         if reused < limit:
-            return Adoption(reused, self._stop(node, tokens, known, reused))
-        return Adoption(reused, Stop(Reason.END, reused))
+            return Adoption(reused, self._limit(node, tokens, known, reused))
+        return Adoption(reused, ReuseLimit(Reason.END, reused))
 
     def _resident(self, path: list[Node], length: int) -> int:
         """The longest length <= `length` of which every block that the next query sees is resident.
 
         A block that is missing ends the reuse before it; then the blocks before that are needed, down to its window."""
         size = self.block_size
-        for logical, node in enumerate(path[: self.geometry.pinned_blocks]):
+        for logical, node in enumerate(path[: self.config.pinned_blocks]):
             if node.block is None:
                 length = min(length, logical * size)
         logical = ceil_div(length, size) - 1
@@ -95,16 +95,16 @@ class Paged(Placement[PagedResidency]):
             logical -= 1
         return length
 
-    def _stop(self, node: Node, tokens: Sequence[int], known: int, reused: int) -> Stop:
+    def _limit(self, node: Node, tokens: Sequence[int], known: int, reused: int) -> ReuseLimit:
         """Why no more than `reused` tokens: `known` of them in full blocks, and what follows those."""
         ours = tokens[known:]
         n, theirs, _, near = self.tree.nearest(node, ours)
         at = known + n
         if near is not None and reused < at:
-            return Stop(near.why, at, when=near.when)
+            return ReuseLimit(near.why, at, when=near.when)
         if n < min(len(ours), len(theirs)) and at:
-            return Stop(Reason.DIFFERS, at, ours[n], theirs[n], self._onward(near, tuple(theirs[n:])))
-        return Stop(Reason.NEW if at else Reason.NOTHING_SHARED, at)
+            return ReuseLimit(Reason.DIFFERS, at, ours[n], theirs[n], self._onward(near, tuple(theirs[n:])))
+        return ReuseLimit(Reason.NEW if at else Reason.NOTHING_SHARED, at)
 
     @staticmethod
     def _onward(node: Node | None, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class Paged(Placement[PagedResidency]):
             for other in last.growing:
                 other.writable = 0  # the block may be its own unfilled one, which is shared now
         lowest = max(self.spec.floor(reused) // size, 0)
-        pinned = range(min(self.geometry.pinned_blocks, lowest))
+        pinned = range(min(self.config.pinned_blocks, lowest))
         for logical in (*pinned, *range(lowest, len(blocks))):
             block = blocks[logical]
             assert block is not None
@@ -164,7 +164,7 @@ class Paged(Placement[PagedResidency]):
             self._own(r, entry, spare=self.pool.available - self._fresh(r, length))
         for _ in range(self._fresh(r, length)):
             r.append(self.pool.take(), self.block_size)
-        r.writable = min(r.end * self.block_size, self.geometry.context)
+        r.writable = min(r.end * self.block_size, self.config.context)
 
     def _own(self, r: PagedResidency, entry: int, spare: int) -> None:
         """Make a half-full block safe to write: copy it if it is shared or known by content. Where it is only known
@@ -215,7 +215,7 @@ class Paged(Placement[PagedResidency]):
     # -- going back, branching, leaving ----------------------------------------------------------------------------
 
     def _intact_from(self, r: PagedResidency, end: int) -> int:
-        pinned = self.geometry.pinned_blocks
+        pinned = self.config.pinned_blocks
         return r.firsts[pinned] // self.block_size if pinned < len(r.firsts) else r.end
 
     def _rewound(self, r: PagedResidency, length: int) -> None:

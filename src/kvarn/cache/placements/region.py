@@ -7,7 +7,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from kvarn.cache.placement import Geometry, Placement
+from kvarn.cache.placement import GroupConfig, Placement
 from kvarn.cache.residency import Residency
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
@@ -24,10 +24,10 @@ class RegionResidency(Residency):
 
 
 class Region(Placement[RegionResidency]):
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__(geometry)
-        self.run = self.blocks_per_sequence(geometry)
-        self.n_runs = geometry.n_blocks // self.run
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        self.run = self.blocks_per_sequence(config)
+        self.n_runs = config.n_blocks // self.run
         self._free = [i * self.run for i in reversed(range(self.n_runs))]  # the lowest run is taken first
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Region(Placement[RegionResidency]):
             r.base = self._free.pop()
         while r.end * self.block_size < length:
             self._place(r)
-        r.writable = min(r.end * self.block_size, self.geometry.context)
+        r.writable = min(r.end * self.block_size, self.config.context)
 
     def _place(self, r: RegionResidency) -> None:
         assert r.base is not None
@@ -65,7 +65,7 @@ class Region(Placement[RegionResidency]):
 
     def _intact_from(self, r: RegionResidency, end: int) -> int:
         lowest = end
-        while lowest > self.geometry.pinned_blocks and r.held[self._offset(lowest - 1)] == lowest - 1:
+        while lowest > self.config.pinned_blocks and r.held[self._offset(lowest - 1)] == lowest - 1:
             lowest -= 1
         return lowest
 

@@ -3,14 +3,14 @@
 With the block as large as the context this is the plain contiguous cache: a page table with one page.
 """
 
-from kvarn.cache.placement import Geometry
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements.region import Region
 
 
 class Slab(Region):
     @staticmethod
-    def blocks_per_sequence(geometry: Geometry) -> int:
-        return geometry.context_blocks
+    def blocks_per_sequence(config: GroupConfig) -> int:
+        return config.context_blocks
 
     def _offset(self, logical: int) -> int:
         return logical

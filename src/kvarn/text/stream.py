@@ -10,7 +10,7 @@ from kvarn.text.detokenizer import Detokenizer
 from kvarn.text.tokenizer import Tokenizer
 
 
-class Writer:
+class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.text = ""  # complete up to the stop string, if there was one
         self._stop = tuple(stop)

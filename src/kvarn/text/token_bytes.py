@@ -7,7 +7,7 @@ only on request. Non-goal: whole characters, which may be spread over several to
 from kvarn.text.vocabulary import Vocabulary
 
 
-class Pieces:
+class TokenBytes:
     def __init__(self, vocabulary: Vocabulary, special: bool) -> None:
         self._vocabulary = vocabulary
         self._special = special
