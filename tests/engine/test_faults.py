@@ -101,7 +101,7 @@ def test_the_queue_is_bounded() -> None:
     with pytest.raises(QueueFull, match=r"the queue is full \(0 running, 5 waiting\)"):
         engine.add(CLEAN[2], SHORT)
     engine.step()
-    with pytest.raises(QueueFull, match="2 sequences run and 3 wait"):
+    with pytest.raises(QueueFull, match=r"the queue is full \(2 running, 3 waiting\)"):
         engine.add(CLEAN[2], SHORT)
     finish(engine)
     engine.add(CLEAN[2], SHORT)

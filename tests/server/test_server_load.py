@@ -80,7 +80,7 @@ def test_more_than_may_wait_are_told_when_to_come_again(deep: Path) -> None:
             server.until(lambda: server.metric("kvarn:num_requests_waiting") == 2)
             reply = server.ask("/v1/completions", SHORT)
             assert reply.status == 429
-            assert "1 sequences run and 2 wait" in reply.error
+            assert "the queue is full (1 running, 2 waiting)" in reply.error
             assert 1 <= int(reply.headers["retry-after"]) <= 60
             assert reply.json["error"]["type"] == "rate_limit_error"
         with third, fourth:
