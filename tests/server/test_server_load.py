@@ -61,10 +61,10 @@ def test_who_left_can_ask_what_had_taken_so_long(deep: Path, capsys: pytest.Capt
             (waited,) = told_of(server, 1)
         answered = told_of(server, 2)[0]
         assert (waited["reuse_ended"], waited["recomputed_tokens"], waited["queued_ms"]) == (None, 0, None)
-        assert waited["summary"] == "cancelled before its turn came: nothing was looked up or computed"
+        assert waited["summary"] == "cancelled while queued: nothing was looked up or computed"
         assert answered["prompt_tokens"] == answered["recomputed_tokens"]
         assert answered["summary"].endswith("; cancelled during its answer")
-        for told, line in ((waited, "before its turn came"), (answered, "during its answer")):
+        for told, line in ((waited, "while queued"), (answered, "during its answer")):
             assert main(["explain", told["id"], "--url", server.url]) == 0
             assert f"\n  cancelled  {line}" in capsys.readouterr().out
         assert server.ask("/v1/completions", SHORT).json["kvarn"]["cancelled"] is False

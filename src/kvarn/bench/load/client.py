@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import h11
 
+from kvarn.bench.http import authorization, error_message, parse_address, request_json
 from kvarn.errors import KvarnError
 
 
@@ -42,31 +42,25 @@ class Outcome:
 
 class Target:
     def __init__(self, url: str, api_key: str | None) -> None:
-        self._url: SplitResult = urlsplit(url if "://" in url else f"http://{url}")
-        if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise KvarnError(f"--url {url}: give it as http://HOST:PORT")
-        self._path = self._url.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Host": self._url.netloc, "Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self.address = parse_address(url)
+        self._api_key = api_key
+        self._headers = {"Host": self.address.authority, "Content-Type": "application/json", **authorization(api_key)}
 
-    async def models(self) -> list[str]:
-        """Names that the server gives; an error in one line if it cannot be asked."""
-        status, text = 0, b""
-        async for kind, data in self._exchange("GET", "/v1/models", b""):
-            status, text = (int(data), text) if kind == "status" else (status, text + data)
+    def models(self) -> list[str]:
+        """The names that the server lists."""
+        answer = request_json(self.address, "GET", "/v1/models", api_key=self._api_key)
         try:
-            return [str(model["id"]) for model in json.loads(text)["data"]]
-        except (ValueError, KeyError, TypeError):
-            told = f"answers {status}, not a list of models{_message(text)}"
-            hint = "; give a key with --api-key" if status == 401 else ""
-            raise KvarnError(f"{self._url.geturl()}: /v1/models {told}{hint}") from None
+            return [str(model["id"]) for model in answer["data"]]
+        except (KeyError, TypeError):
+            raise KvarnError(
+                f"{self.address}/v1/models answered no list of models: give the name with --model"
+            ) from None
 
     async def ask(self, body: dict[str, Any]) -> Outcome:
         outcome = Outcome(time.perf_counter())
         status, rest = 0, b""
         try:
-            async for kind, data in self._exchange("POST", "/v1/completions", json.dumps(body).encode()):
+            async for kind, data in self._exchange("/v1/completions", json.dumps(body).encode()):
                 if kind == "status":
                     status = int(data)
                     continue
@@ -79,23 +73,22 @@ class Target:
             outcome.error = str(error)
         outcome.end = time.perf_counter()
         if status not in (0, 200):
-            outcome.error = f"status {status}{_message(rest)}"
+            outcome.error = f"status {status} ({error_message(rest)})"
         elif outcome.error is None and not outcome.pieces:
             outcome.error = "no text"
         return outcome
 
-    async def _exchange(self, method: str, path: str, body: bytes) -> AsyncIterator[tuple[str, bytes]]:
+    async def _exchange(self, path: str, body: bytes) -> AsyncIterator[tuple[str, bytes]]:
         """("status", digits), then ("data", bytes) as they arrive."""
-        secure = ssl.create_default_context() if self._url.scheme == "https" else None
-        port = self._url.port or (443 if secure else 80)
+        secure = ssl.create_default_context() if self.address.secure else None
         try:
-            reader, writer = await asyncio.open_connection(self._url.hostname, port, ssl=secure)
+            reader, writer = await asyncio.open_connection(self.address.host, self.address.port, ssl=secure)
         except OSError as error:
-            raise KvarnError(f"{self._url.geturl()} does not answer: {error.strerror or error}") from None
+            raise KvarnError(f"{self.address} does not answer: {error.strerror or error}") from None
         try:
             connection = h11.Connection(h11.CLIENT)
             headers = [*self._headers.items(), ("Content-Length", str(len(body)))]
-            request = h11.Request(method=method, target=self._path + path, headers=headers)
+            request = h11.Request(method="POST", target=self.address.root + path, headers=headers)
             sent = (request, h11.Data(data=body), h11.EndOfMessage())
             writer.write(b"".join(part for event in sent if (part := connection.send(event))))
             await writer.drain()
@@ -110,14 +103,6 @@ class Target:
             raise KvarnError(f"the connection broke: {error}") from None
         finally:
             writer.close()
-
-
-def _message(answer: bytes) -> str:
-    """What an error says, if it has OpenAI's shape."""
-    try:
-        return f" ({json.loads(answer)['error']['message'][:200]})"
-    except (ValueError, KeyError, TypeError):
-        return ""
 
 
 def _take(outcome: Outcome, line: bytes, now: float) -> None:
