@@ -161,7 +161,7 @@ def test_lines_that_people_type(tiny: Path, line: str, status: int, error: str) 
 def test_no_number_of_bytes(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--cache-bytes", "inf"])
-    assert "'inf' is no number of bytes" in capsys.readouterr().err
+    assert "'inf' is not a number of bytes" in capsys.readouterr().err
 
 
 def test_unknown_flags_show_the_command_that_does_not_know_them(capsys: pytest.CaptureFixture) -> None:
