@@ -29,7 +29,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.scoring import perplexity
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
-from kvarn.models.architectures import graph_of
+from kvarn.models.families import graph_of
 
 MODELS = ("qwen", "gemma", "smollm2-f32", "smollm2-bf16", "smollm2")
 TOKENS = {"qwen": 33, "gemma": 70}  # of the text; the others take more

@@ -14,9 +14,8 @@ from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.request import SamplingParams
 from kvarn.graph.ops import Rope
-from kvarn.loading.names import shapes
-from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
+from kvarn.models.families import family_of, graph_of
 
 LAYERS, HEADS, KV, DIM, HIDDEN, FF, VOCAB = 3, 4, 2, 16, 48, 80, 101
 CONTEXT = 256
@@ -48,7 +47,7 @@ def config_of(architecture: str = "llama") -> ModelConfig:
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Of the tensors that the architecture must have."""
-    return {name: shape for name, (shape, required) in shapes(config).items() if required}
+    return {name: tensor.shape for name, tensor in family_of(config).tensors(config).items() if tensor.required}
 
 
 def weights_of(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
