@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.tiny_models import CONTEXT, HEAD_DIM, HIDDEN, N_HEADS, N_LAYERS, weights, write_gguf, write_hf
+from support.tiny_files import write_gguf, write_hf
+from support.tiny_models import LOADING, weights
 
 from kvarn.errors import BadModel
 from kvarn.graph.ops import LinearScaling, Llama3Scaling, Rope, YarnScaling
@@ -12,6 +13,9 @@ from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.hf_config import hf_config
 from kvarn.models.config import ModelConfig
 from kvarn.models.windows import all_but_every_nth
+
+N_LAYERS, N_HEADS, HEAD_DIM = LOADING.n_layers, LOADING.n_heads, LOADING.head_dim
+HIDDEN, CONTEXT = LOADING.hidden, LOADING.context
 
 
 def from_gguf(tmp_path, architecture="llama", **keys) -> ModelConfig:
@@ -75,7 +79,9 @@ def test_longrope_tensors_are_refused(tmp_path):
 
 
 def test_missing_keys_have_defaults(tmp_path):
-    missing = ("qwen2.attention.head_count_kv", "qwen2.rope.freq_base", "qwen2.rope.dimension_count", "general.name")
+    keys = "head_count_kv", "key_length", "value_length"
+    missing = [f"qwen2.attention.{key}" for key in keys]
+    missing += ["qwen2.rope.freq_base", "qwen2.rope.dimension_count", "general.name"]
     tensors = weights("qwen2")
     for name in list(tensors):
         if ".attn_k." in name or ".attn_v." in name:  # as many key heads as query heads
