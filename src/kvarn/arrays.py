@@ -7,4 +7,5 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
 Cells = NDArray[Any]  # of a codec's unit

@@ -26,8 +26,8 @@ from kvarn.jobs.runner import Runner
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
-from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
+from kvarn.models.families import graph_of
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.tokenizer import Tokenizer
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support import tiny_gguf
 from support.harness import Driven, bits, load_program, load_weights, pool
+from support.tiny_models import GOLDEN
 
 from kvarn.backends.base import Memory
 from kvarn.backends.cpu import Cpu
@@ -53,10 +54,10 @@ def test_hidden_states_that_are_not_there_are_refused(tmp_path: Path) -> None:
     program = load_program(checkpoint, pool())
     native = program._program
     with pytest.raises(ValueError, match=r"the last step's are \[0, 0\], out is .*1, 128"):
-        native.hidden(np.empty((1, tiny_gguf.HIDDEN), np.float32))
+        native.hidden(np.empty((1, GOLDEN.hidden), np.float32))
     hidden(program, Cpu(pool()), [1, 2])
-    with pytest.raises(ValueError, match=rf"the last step's are \[2, {tiny_gguf.HIDDEN}\]"):
-        native.hidden(np.empty((3, tiny_gguf.HIDDEN), np.float32))
+    with pytest.raises(ValueError, match=rf"the last step's are \[2, {GOLDEN.hidden}\]"):
+        native.hidden(np.empty((3, GOLDEN.hidden), np.float32))
     program.reserve(4 * len(TOKENS))  # workspaces move
     with pytest.raises(ValueError, match=r"the last step's are \[0, 0\]"):
-        native.hidden(np.empty((2, tiny_gguf.HIDDEN), np.float32))
+        native.hidden(np.empty((2, GOLDEN.hidden), np.float32))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_gguf
+from support.tiny_models import GOLDEN
 
 from kvarn import KvarnError, SamplingParams
 from kvarn.bench import suite
@@ -189,7 +190,7 @@ def test_a_cache_fills_once(llm: LLM) -> None:
 
 
 def test_bytes_are_the_weights_and_the_cells_of_every_step(llm: LLM) -> None:
-    per_token = tiny_gguf.LAYERS * 2 * tiny_gguf.KV * tiny_gguf.DIM * 2  # keys and values, bf16
+    per_token = GOLDEN.n_layers * 2 * GOLDEN.n_kv_heads * GOLDEN.head_dim * 2  # keys and values, bf16
     ours = subject_of(llm, 2, cache="contiguous")
     reading = ours.measure(Case("tg", 3, 100, 2))
     assert reading.steps == 3

@@ -8,6 +8,7 @@ from threading import Thread
 
 import pytest
 from support import tiny_gguf
+from support.tiny_models import GOLDEN
 
 from kvarn import KvarnError
 from kvarn.bench import suite
@@ -18,7 +19,7 @@ from kvarn.bench.peers.server import Server
 from kvarn.bench.subject import Setup
 from kvarn.cli import main
 
-LONGEST = tiny_gguf.CONTEXT - 1
+LONGEST = GOLDEN.context - 1
 
 
 class Told:

@@ -31,7 +31,7 @@ from kvarn.graph.kinds import (
 )
 from kvarn.graph.ops import Rope
 from kvarn.graph.record import Graph, Heads, Value, record
-from kvarn.models.architectures import ARCHITECTURES, forward_of, graph_of
+from kvarn.models.families import FAMILIES, graph_of
 
 # -- recording ---------------------------------------------------------------------------------------------------------
 
@@ -53,14 +53,14 @@ class Noting:
         return call
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_value_is_as_wide_as_the_array_that_the_reference_computes(architecture: str) -> None:
     program = tiny.program_of(architecture)
     notes: list[Noting] = []
 
     def forward(ops: Any, config: Any) -> Any:
         notes.append(Noting(ops))
-        return forward_of(architecture)(notes[-1], config)
+        return FAMILIES[architecture].forward(notes[-1], config)
 
     program._forward = forward
     cache = Driven(CacheConfig(program.config.layer_specs, 16, "paged", "f32"), Reference())
@@ -369,7 +369,7 @@ def test_a_graph_that_does_not_fit_is_refused_by_name(forward: Forward, message:
         fuse(toy(forward))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_value_is_made_before_it_is_read(architecture: str) -> None:
     config = tiny.config_of(architecture)
     made: set[Value] = set()

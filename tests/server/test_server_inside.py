@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from support import tiny, tiny_gguf
 from support.null_backend import Null
 from support.serving import tiny_model
+from support.tiny_models import GOLDEN
 
 from kvarn import LLM, SamplingParams
 from kvarn.errors import KvarnError
@@ -220,10 +222,10 @@ def test_when_the_engine_dies_nobody_waits_for_ever(model: Path, caplog: pytest.
     assert "the engine has failed: MemoryError: gone" in caplog.text
 
 
-def test_ids_without_text_are_refused_and_nobody_else_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_without_text_are_refused_and_nobody_else_notices(tmp_path: Path) -> None:
     """A model may have more rows than its tokenizer has tokens."""
-    monkeypatch.setattr(tiny_gguf, "VOCAB", tiny_gguf.VOCAB + 8)
-    service = service_of(tiny_model(tmp_path, 512))
+    size = replace(GOLDEN, vocab_size=GOLDEN.vocab_size + 8, context=512)
+    service = service_of(tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.CHAT, size))
     beyond = service.llm.tokenizer.vocab_size
     assert beyond < service.llm.config.vocab_size
     with pytest.raises(KvarnError, match="outside the vocabulary"):

@@ -11,8 +11,8 @@ from kvarn.backends.host import HostLogits, HostMemory
 from kvarn.backends.reference.ops import ReferenceOps
 from kvarn.cache.step import Step
 from kvarn.errors import KvarnError
-from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
+from kvarn.models.families import family_of
 from kvarn.native import Pool
 
 
@@ -21,7 +21,7 @@ class ReferenceProgram:
         self.config = config
         self._weights = weights
         self._pool = pool or Pool(1)
-        self._forward: Callable[[Any, ModelConfig], Any] = forward_of(config.architecture)
+        self._forward: Callable[[Any, ModelConfig], Any] = family_of(config).forward
 
     @property
     def nbytes(self) -> int:
