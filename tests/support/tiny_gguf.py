@@ -23,7 +23,8 @@ VARIANTS = (
     "gemma3",
     "phi3",
 )
-SIZES: dict[str, Size] = {}  # of variants whose layers differ in a longer pattern than GOLDEN has layers
+# Sizes of variants that need more layers than GOLDEN has to show every kind of layer.
+SIZES: dict[str, Size] = {}
 TIED = ("gemma3",)
 SCALINGS: dict[str, Keys] = {
     "linear": {"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", 4.0)},
