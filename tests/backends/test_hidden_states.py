@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import tiny_gguf
 from support.harness import Driven, bits, load_program, load_weights, pool
-from support.tiny_models import GOLDEN
+from support.tiny_models import ARCHITECTURES, GOLDEN
 
 from kvarn.backends.base import Memory
 from kvarn.backends.cpu import Cpu
@@ -33,12 +33,12 @@ def begin(program: CpuProgram | ReferenceProgram, backend: Reference | Cpu) -> t
     return cache.memory, cache.book.prepare([0])
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize("variant", ARCHITECTURES)
 def test_hidden_states_are_the_reference_s(variant: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
     slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
     expected = hidden(slow, Reference(), list(range(len(TOKENS))))
-    embedding = checkpoint.tensor("token_embd.weight" if variant == "gemma3" else "output.weight")
+    embedding = checkpoint.tensor("token_embd.weight" if variant in tiny_gguf.TIED else "output.weight")
     for threads in (1, 3):
         program, place = load_program(checkpoint, pool(threads)), Cpu(pool(threads))
         for rows in ROWS:

@@ -20,6 +20,7 @@ ADJACENT_PAIRS = ("llama",)
 FUSED = {"phi3": {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up")}}
 GGUF_NAMES = {"ffn_gate_up": "ffn_up"}  # of fused tensors, where they differ from ours
 NORMS_MINUS_ONE = ("gemma3",)
+HF_TYPES = {"gemma3": "gemma3_text"}  # where they differ from GGUF's name
 HF_PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -35,10 +36,12 @@ HF_PARTS = {
     "ffn_gate_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }
-HF_GEMMA_PARTS = HF_PARTS | {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+HF_OTHER_PARTS = {
+    "gemma3": {
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
 }
 Keys = dict[str, tuple[str, Any]]  # key: (kind, content)
 
@@ -83,7 +86,7 @@ def hf_name(architecture: str, name: str, prefix: str = "model.") -> str:
     if name in top:
         return prefix + top[name]
     _, i, part, suffix = name.split(".")
-    return f"{prefix}layers.{i}.{(HF_GEMMA_PARTS if architecture == 'gemma3' else HF_PARTS)[part]}.{suffix}"
+    return f"{prefix}layers.{i}.{(HF_PARTS | HF_OTHER_PARTS.get(architecture, {}))[part]}.{suffix}"
 
 
 # -- GGUF files --------------------------------------------------------------------------------------------------------
@@ -154,7 +157,7 @@ def encode(array: np.ndarray, type_name: str) -> bytes:
 
 def hf_settings(architecture: str, size: Size = LOADING) -> dict[str, object]:
     found: dict[str, object] = {
-        "model_type": "gemma3_text" if architecture == "gemma3" else architecture,
+        "model_type": HF_TYPES.get(architecture, architecture),
         "num_hidden_layers": size.n_layers,
         "num_attention_heads": size.n_heads,
         "num_key_value_heads": size.n_kv_heads,

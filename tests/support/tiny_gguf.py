@@ -23,6 +23,8 @@ VARIANTS = (
     "gemma3",
     "phi3",
 )
+# Sizes of variants that need more layers than GOLDEN has to show every kind of layer.
+SIZES: dict[str, Size] = {}
 TIED = ("gemma3",)
 SCALINGS: dict[str, Keys] = {
     "linear": {"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", 4.0)},
@@ -48,11 +50,12 @@ def write(
     path: Path,
     variant: str,
     chat_template: str | None = None,
-    size: Size = GOLDEN,
+    size: Size | None = None,
     draw: Callable[[Shape], np.ndarray] | None = None,
 ) -> Path:
     """`draw` gives weights of a shape, of variance 1; without it they are normal."""
     architecture, _, scaling = variant.partition("-")
+    size = size or SIZES.get(variant, GOLDEN)
     # llama.cpp has special rules for models with some names (phi-3).
     keys = gguf_keys(architecture, size, name="tiny")
     keys |= {f"{architecture}.{key}": value for key, value in SCALINGS.get(scaling, {}).items()}

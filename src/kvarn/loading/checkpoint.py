@@ -94,7 +94,7 @@ class Checkpoint:
         raw = self._source.raw(piece.source)
         if piece.rows is None and not piece.n_paired_heads:
             return Encoded(info.type, shape, raw.reshape(-1, encoding.row_bytes(shape[-1])))
-        # A vector's elements are its rows here: biases are cut and moved like the weights they belong to.
+        # The elements of a vector are its rows here: a bias is cut and moved like its weights.
         rows = raw.reshape(info.shape[0], -1)
         if piece.rows is not None:
             rows = rows[piece.rows.start : piece.rows.stop]
@@ -116,7 +116,7 @@ class Checkpoint:
 
 
 def _halves_from_pairs(n_heads: int, head_dim: int, rope_dim: int) -> Any:
-    """Which stored row each canonical row is: 0 2 4 .. 1 3 5 .. in the rotated part of a head, the rest as it is."""
+    """The stored row of each canonical row: 0 2 4 .. 1 3 5 .. in the rotated part of a head."""
     head = np.arange(head_dim)
     head[:rope_dim] = np.arange(rope_dim).reshape(-1, 2).T.ravel()
     return (np.arange(n_heads)[:, None] * head_dim + head).ravel()  # [n_heads * head_dim]

@@ -1,4 +1,4 @@
-"""What a file must satisfy, whatever its kind: a family that kvarn has, and sizes that fit together.
+"""Checks for both kinds of file: kvarn has the family, and the sizes fit together.
 
 Non-goals: reading settings (gguf_config.py, hf_config.py); tensors (tensors.py).
 """

@@ -1,10 +1,10 @@
-"""`ModelConfig` from the config.json of a Hugging Face folder: the settings that all families share.
+"""`ModelConfig` from the config.json of a Hugging Face folder: settings that all families share.
 
 A key that config.json leaves out has the default that its model type documents, since published
 files rely on it. Rope settings come in two forms: `rope_theta` with `rope_scaling`, and the newer
 `rope_parameters`, which may differ between layers with and without a window.
-Non-goals: a family's own settings (models/); tensors; the tokenizer; anything but the text part of a
-multimodal model.
+Non-goals: a family's own settings (models/); tensors; the tokenizer; the other parts of a multimodal
+model.
 """
 
 from dataclasses import replace

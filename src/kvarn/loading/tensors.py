@@ -14,7 +14,7 @@ from kvarn.errors import BadModel
 from kvarn.loading.encodings import TensorInfo
 from kvarn.models.config import ModelConfig
 from kvarn.models.family import Family
-from kvarn.models.tensors import Fused, Shape, Tensor
+from kvarn.models.tensors import Fused, Shape, Tensor, outer_tensors
 
 
 class RowRange(NamedTuple):
@@ -64,8 +64,8 @@ def gguf_storage(family: Family, config: ModelConfig) -> Storage:
 
 
 def hf_storage(family: Family, config: ModelConfig, stored: Mapping[str, TensorInfo], tied: bool) -> Storage:
-    """`tied`: the folder has no output matrix of its own, or one that repeats the embedding."""
-    outer = {name: tensor.hf for name, tensor in family.outer(config).items() if tensor.hf is not None}
+    """`tied`: the folder has no output matrix, or one that repeats the embedding."""
+    outer = {name: tensor.hf for name, tensor in outer_tensors(config).items() if tensor.hf is not None}
     embedding, head = outer["token_embd.weight"], outer.pop("output.weight")
     # "model." or, in a multimodal model, a longer prefix around the text model.
     prefix = next((name.removesuffix(embedding) for name in stored if name.endswith(embedding)), "model.")
@@ -97,7 +97,7 @@ def _fused(family: Family, config: ModelConfig, layer: str, names: Mapping[Fused
 def find_tensors(
     where: str, family: Family, config: ModelConfig, storage: Storage, stored: Mapping[str, TensorInfo]
 ) -> dict[str, TensorPiece]:
-    """All canonical tensors of the file. A missing one, a wrong shape or an unknown tensor raises."""
+    """All canonical tensors. Raise if one is missing, has a wrong shape or is unknown."""
     tensors = family.tensors(config)
     pieces = _pieces(tensors, storage, stored)
     for name, tensor in tensors.items():

@@ -1,9 +1,9 @@
 """A family of models: everything that distinguishes it from other families, in one record.
 
 Each family has one file in this folder. The file exports `FAMILY`, and families.py lists it.
-`forward` says how the model computes, `layer` which tensors a layer has, and `gguf` and `hf` what is
-special about its files. A default means "as in a Llama model". The settings that all GGUF files or
-all Hugging Face folders share are in loading/gguf_config.py and loading/hf_config.py.
+`forward` says how the model computes. `layer` says which tensors a layer has. `gguf` and `hf` say
+what is special about its files. A field with a default may be left out. The settings that all GGUF
+files or all Hugging Face folders share are in loading/gguf_config.py and loading/hf_config.py.
 Non-goals: opening files; arithmetic (backends do it, behind graph/ops.py).
 """
 
@@ -26,7 +26,7 @@ class Refusal(NamedTuple):
 
 
 def usual_scale(config: ModelConfig) -> float | None:
-    return None
+    return None  # 1 / sqrt(head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class GGUFRules:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that files may leave out
     windows: Callable[[Settings, ModelConfig], Windows] = gguf_windows
     local_rope_base: str | None = None  # the key with the rope base of layers that have a window
-    attention_scale: Callable[[ModelConfig], float | None] = usual_scale  # if attention.scale is missing
+    # The scale of attention scores in files without the key attention.scale.
+    attention_scale: Callable[[ModelConfig], float | None] = usual_scale
     refused: tuple[Refusal, ...] = ()
 
 
@@ -45,15 +46,15 @@ class GGUFRules:
 class HFRules:
     """What is special about a family's Hugging Face folders."""
 
-    # Each model_type of config.json that belongs to the family, with the documented defaults of its
-    # keys. Published files leave keys out that have their default.
+    # Each model_type of config.json that belongs to the family, with the defaults of its keys:
+    # published files leave out keys that have their default.
     model_types: Mapping[str, Mapping[str, Any]]
     multimodal: tuple[str, ...] = ()  # the model types whose text settings are inside text_config
     activation: tuple[str, str] = ("hidden_act", "silu")  # the key and the only value that kvarn runs
     windows: Callable[[Settings, ModelConfig], Windows] = hf_windows
     local_rope_base: str | None = None  # the key with the rope base of layers that have a window
     norm_offset: float = 0.0  # add this to the stored weights of norms
-    ignored: tuple[str, ...] = ()  # tensors with such a part in their names are not of the text model
+    ignored: tuple[str, ...] = ()  # parts of names of tensors that the text model does not use
     refused: tuple[Refusal, ...] = ()
 
 
@@ -64,12 +65,11 @@ class Family:
     layer: Callable[[ModelConfig], dict[str, Tensor]]  # a layer's tensors
     hf: HFRules
     gguf: GGUFRules = GGUFRules()
-    outer: Callable[[ModelConfig], dict[str, Tensor]] = outer_tensors  # the other tensors
     fused: tuple[Fused, ...] = ()  # tensors of a layer that files store as one
 
     def tensors(self, config: ModelConfig) -> dict[str, Tensor]:
         """All tensors that a model may have, by their full names."""
         layer = self.layer(config)
-        return self.outer(config) | {
+        return outer_tensors(config) | {
             f"blk.{i}.{name}": tensor for i in range(config.n_layers) for name, tensor in layer.items()
         }

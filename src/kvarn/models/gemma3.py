@@ -48,7 +48,7 @@ _PATTERN = "attention.sliding_window_pattern"
 
 
 def windows_in_gguf(settings: Settings, config: ModelConfig) -> Windows:
-    """The pattern is a number n (every n-th layer is global) or says for each layer if it is local."""
+    """The pattern is a number n (every n-th layer is global) or one truth value per layer."""
     # Windows also choose the rope, so this key may not be missing.
     window, pattern = settings.integer("attention.sliding_window"), settings.get(_PATTERN)
     if isinstance(pattern, bool):  # the same for every layer
@@ -67,7 +67,7 @@ def windows_in_hf(settings: Settings, config: ModelConfig) -> Windows:
 
 
 def scale_in_gguf(config: ModelConfig) -> float | None:
-    """The 27B model, the only one with 62 layers, scales by hidden / heads and not by the head size."""
+    """The 27B model scales by hidden / heads. It is the only one with 62 layers."""
     return (config.hidden / config.n_heads) ** -0.5 if config.n_layers == 62 else None
 
 

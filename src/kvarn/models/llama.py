@@ -14,7 +14,7 @@ def forward(ops: Ops[V], config: ModelConfig) -> V:
 
 
 def decoder(ops: Ops[V], config: ModelConfig, attention: Callable[[Ops[V], ModelConfig, int, V], V]) -> V:
-    """Norm, attention, norm, feed-forward; each half is added to its input. Most families do this."""
+    """Norm, attention, norm, feed-forward; each half is added to its input."""
     x = ops.embed("token_embd.weight")
     for layer in range(config.n_layers):
         block = f"blk.{layer}."

@@ -24,7 +24,7 @@ class Settings:
         self.values = values
 
     def get(self, key: str) -> Any:
-        """None when missing or null. A list of equal values, one per layer, counts as that value."""
+        """None when missing or null. A list of equal values counts as that value."""
         value = self.values.get(self.prefix + key)
         if isinstance(value, np.ndarray):
             several = value.size == 0 or (value != value[0]).any()

@@ -29,7 +29,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Tensors that files store as one: the rows of the parts, in this order. Names lack `.weight`."""
+    """Tensors that files store as one: the rows of all parts, in order. Names lack `.weight`."""
 
     parts: tuple[str, ...]
     gguf: str
