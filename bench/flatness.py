@@ -1,99 +1,23 @@
 """What a decoded token costs as the context grows: no more than the bytes it must read.
 
-Time per token against bytes read per token (weights and cells), fitted by a line: its slope is what a byte costs, its
-intercept what a token costs besides. Also Python's share of a step (the engine around the program's one call), and
-attention's time per layer and head (what a step takes beyond one at depth 0).
+The measurement and the line through it are in kvarn.bench.flatness.
 
     python bench/flatness.py [-m smollm2] [-d 0,512,...] [--cache-type bf16] [-t 2] [--out FILE]
 """
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from kvarn.backends.pool import default_threads
-from kvarn.bench.case import Case
-from kvarn.bench.ids import RandomIds
+from kvarn.bench.flatness import fit, measure
 from kvarn.bench.machine import Bandwidth, facts
-from kvarn.bench.subject import EngineSubject, Setup, build
+from kvarn.bench.subject import Setup
 from kvarn.cli.bench import numbers
 from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
-
-
-class Timed:
-    """A program that adds up the time of its calls."""
-
-    def __init__(self, program: Any) -> None:
-        self._program = program
-        self.seconds = 0.0
-
-    def run(self, *args: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return self._program.run(*args)
-        finally:
-            self.seconds += time.perf_counter() - start
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._program, name)
-
-
-def measure(llm: LLM, setup: Setup, depths: list[int], n: int, repetitions: int) -> list[dict[str, float]]:
-    program = Timed(llm.program)
-    context = max(depths) + n + 1
-    engine = build(llm, setup, context, 1, program)
-    ours = EngineSubject(engine, 1, RandomIds(llm.config.vocab_size, context), llm.program.nbytes)
-    points = []
-    for depth in depths:
-        case = Case("tg", n, depth)
-        ours.prepare(case)
-        times, shares, nbytes = [], [], 0.0
-        for _ in range(repetitions):
-            before = program.seconds
-            reading = ours.measure(case)
-            times.append(reading.seconds / reading.tokens)
-            shares.append(1 - (program.seconds - before) / reading.seconds)
-            nbytes = reading.nbytes / reading.tokens
-        middle = statistics.median(times)
-        spread = (max(times) - min(times)) / middle
-        points.append(
-            {
-                "depth": depth,
-                "ms_per_token": 1000 * middle,
-                "spread": spread,
-                "bytes_per_token": nbytes,
-                "python_share": statistics.median(shares),
-            }
-        )
-    return points
-
-
-def fit(points: list[dict[str, float]], bandwidth: Bandwidth, layers: int, heads: int) -> dict[str, float]:
-    nbytes = np.array([point["bytes_per_token"] for point in points])
-    ms = np.array([point["ms_per_token"] for point in points])
-    slope, intercept = np.polyfit(nbytes, ms, 1)
-    residual = ms - (slope * nbytes + intercept)
-    grown_ms, grown_bytes = ms[-1] - ms[0], nbytes[-1] - nbytes[0]
-    must = grown_bytes / bandwidth.at(int(nbytes[-1])) / 1e6  # ms
-    return {
-        "slope_ns_per_byte": slope * 1e6,
-        "slope_gb_s": 1 / (slope * 1e6),
-        "intercept_ms": intercept,
-        "r_squared": 1 - float(residual @ residual) / float((ms - ms.mean()) @ (ms - ms.mean())),
-        "growth_ms": grown_ms,
-        "growth_at_read_bandwidth_ms": must,
-        "growth_over_bandwidth": grown_ms / must,
-        "attention_us_per_layer_and_head_at_deepest": 1000 * grown_ms / (layers * heads),
-        "python_share": statistics.median(point["python_share"] for point in points),
-    }
 
 
 def main() -> None:
@@ -113,7 +37,7 @@ def main() -> None:
     bandwidth = Bandwidth(args.threads or default_threads())
     llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads)
     points = measure(llm, Setup(args.cache, args.cache_type), depths, args.n, args.repetitions)
-    line = fit(points, bandwidth, llm.config.n_layers, llm.config.n_heads)
+    line = fit(points, bandwidth.at, llm.config.n_layers, llm.config.n_heads)
     if args.out:
         found = {"model": args.model, "cache": args.cache, "cache_type": args.cache_type}
         found |= {"points": points, "fit": line, "machine": facts(bandwidth)}

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from support import tiny_gguf
 from support.harness import Driven, bits, load_program, load_weights, pool
+from support.native_program import emitted
 from support.tiny_models import ARCHITECTURES, GOLDEN
 
 from kvarn.backends.base import Memory
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.program import CpuProgram
+from kvarn.backends.cpu.program import LANES, CpuProgram
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
+from kvarn.cache.spec import align
 from kvarn.cache.step import Step
 from kvarn.loading.checkpoint import open_checkpoint
 
@@ -34,7 +36,7 @@ def begin(program: CpuProgram | ReferenceProgram, backend: Reference | Cpu) -> t
 
 
 @pytest.mark.parametrize("variant", ARCHITECTURES)
-def test_hidden_states_are_the_reference_s(variant: str, tmp_path: Path) -> None:
+def test_hidden_states_equal_those_of_the_reference(variant: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
     slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
     expected = hidden(slow, Reference(), list(range(len(TOKENS))))
@@ -51,13 +53,17 @@ def test_hidden_states_are_the_reference_s(variant: str, tmp_path: Path) -> None
 
 def test_hidden_states_that_are_not_there_are_refused(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", "llama"))
-    program = load_program(checkpoint, pool())
-    native = program._program
+    program = emitted(checkpoint, pool())
     with pytest.raises(ValueError, match=r"the last step's are \[0, 0\], out is .*1, 128"):
-        native.hidden(np.empty((1, GOLDEN.hidden), np.float32))
-    hidden(program, Cpu(pool()), [1, 2])
+        program.hidden(np.empty((1, GOLDEN.hidden), np.float32))
+    cache = Driven(CacheConfig(checkpoint.config.layer_specs, 32, "paged", "f32"), Cpu(pool()))
+    cache.open(0)
+    cache.reserve(0, len(TOKENS))
+    cache.prepare([0])
+    logits = np.empty((2, align(program.vocabulary, LANES)), np.float32)
+    program.run(cache.memory.view, np.array(TOKENS), cache.host.positions, np.array([1, 2]), logits)
     with pytest.raises(ValueError, match=rf"the last step's are \[2, {GOLDEN.hidden}\]"):
-        native.hidden(np.empty((3, GOLDEN.hidden), np.float32))
+        program.hidden(np.empty((3, GOLDEN.hidden), np.float32))
     program.reserve(4 * len(TOKENS))  # workspaces move
     with pytest.raises(ValueError, match=r"the last step's are \[0, 0\]"):
-        native.hidden(np.empty((2, GOLDEN.hidden), np.float32))
+        program.hidden(np.empty((2, GOLDEN.hidden), np.float32))

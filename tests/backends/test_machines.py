@@ -14,7 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.harness import LacksInstructions
+from support.harness import LacksInstructions, bits, chunks, run, using
+
+from kvarn import native
+from kvarn.cache.plan import CacheConfig
+from kvarn.cache.spec import LayerSpec
 
 HERE = Path(__file__).parents[1]
 GOLDEN = json.loads((HERE / "golden" / "bits.json").read_text())
@@ -52,3 +56,13 @@ def test_the_same_bits_on_every_machine(environment: dict[str, str]) -> None:
         raise LacksInstructions(f"this processor cannot run NumPy with {environment}")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == GOLDEN
+
+
+def test_bits_do_not_depend_on_the_instruction_set() -> None:
+    results = []
+    for name in native.isas():
+        with using(name), using("reference"):  # cells are encoded natively
+            output, _ = run(CacheConfig([LayerSpec(8, 1, 8, 8)], 64, "paged", "int8"), chunks(0, 50, 1))
+        results.append(bits(output[0, 0]))
+    for other in results[1:]:
+        assert (results[0] == other).all()

@@ -1,10 +1,12 @@
 """What kernels are given is checked once, at the boundary: a ValueError that says what is wrong, never a crash."""
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support.harness import Driven, load_program, pool
+from support.harness import Driven, pool
+from support.native_program import emitted
 from support.tiny_files import write_gguf
 from support.tiny_models import LOADING
 
@@ -18,6 +20,7 @@ from kvarn.graph.ops import Ops, V
 from kvarn.graph.record import Heads, record
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.quants import grid_of
+from kvarn.models.config import ModelConfig
 
 BLOCKS, BLOCK, KV, HEADS, DIM, TOKENS = 6, 32, 2, 4, 8, 40
 
@@ -71,7 +74,10 @@ BAD = {
     "no cells": (dict(k=cells(0, 1, KV, BLOCK, DIM), v=cells(0, 1, KV, BLOCK, DIM)), "K is"),
     "panels of 8": (dict(k=cells(BLOCKS, 4, KV, 8, DIM), v=cells(BLOCKS, 4, KV, 8, DIM)), "multiple of 16"),
     "wide heads": (dict(k=cells(1, 1, KV, 16, 257), v=cells(1, 1, KV, 16, 257)), "up to 256"),
-    "heads of nobody": (dict(k=cells(BLOCKS, 1, 3, BLOCK, DIM), v=cells(BLOCKS, 1, 3, BLOCK, DIM)), "neither the 2 KV"),
+    "heads of neither": (
+        dict(k=cells(BLOCKS, 1, 3, BLOCK, DIM), v=cells(BLOCKS, 1, 3, BLOCK, DIM)),
+        "neither the 2 KV",
+    ),
     "17 heads share one": (dict(heads=(34, 2, -1, 0)), "at most 16 query heads"),
     "heads that do not divide": (dict(heads=(5, 2, -1, 0)), "5 query heads over 2"),
     "no heads": (dict(heads=(4, 0, -1, 0)), "over 0 KV heads"),
@@ -126,11 +132,25 @@ BAD = {
 }
 
 
-def test_what_is_right_passes() -> None:
-    Given().run()
-    Given(**INT8, k_scale=SCALES, v_scale=SCALES).run()
-    Given(heads=(HEADS, KV, 4, 0), first=np.array([[0, 32, 0]], np.int32)).run()
-    Given(kv_len=i32(0), slots=np.full(3, -1)).run()
+ROWS_SEE = [1 / 38, 2 / 39, 3 / 40]  # of the keys that a row sees, the part that the step wrote
+VALID = {
+    "f32": ({}, ROWS_SEE),
+    "int8": (dict(k=CODES.copy(), v=CODES.copy(), codec=3, k_scale=SCALES.copy(), v_scale=SCALES.copy()), ROWS_SEE),
+    "a window of 4": (dict(heads=(HEADS, KV, 4, 0)), [1 / 4, 2 / 4, 3 / 4]),
+    "padding": (dict(kv_len=i32(0), slots=np.full(3, -1)), [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize(("change", "seen"), VALID.values(), ids=VALID)
+def test_a_valid_step_writes_its_cells_and_attends_to_them(change: dict, seen: list[float]) -> None:
+    """Queries of zero weigh all keys alike. All values are zero but those that the step writes, which are two."""
+    given = Given(fresh=np.full((3, KV, DIM), 2, np.float32), **change)
+    given.run()
+    for stored, scale in ((given.k, given.k_scale), (given.v, given.v_scale)):
+        values = stored if scale is None else stored * scale[..., None]
+        assert np.allclose(values[1, 0, :, 5:8], 2 if any(seen) else 0)  # cells 37, 38, 39: block 1, slots 5 to 7
+        assert np.allclose(values.sum(), 2 * 3 * KV * DIM if any(seen) else 0), "no other cell"
+    assert np.allclose(given.out, 2 * np.array(seen)[:, None, None], rtol=1e-2)
 
 
 @pytest.mark.parametrize(("spoiled", "message"), BAD.values(), ids=BAD)
@@ -144,7 +164,7 @@ def test_slots_live_as_long_as_the_view() -> None:
     given = Given()
     view.add_group(given.blocks, given.first, given.n_blocks, given.kv_len, given.q_start, *given.heads)
     view.add_layer(given.k, given.v, None, None, 0, 0)
-    view.set_slots(0, np.array([37, 38, 39], np.int64))  # nobody else holds it
+    view.set_slots(0, np.array([37, 38, 39], np.int64))  # this is the only reference
     np.full(3, 10**9)
     given.fresh += 1
     view.write(0, given.fresh, given.fresh)
@@ -212,10 +232,15 @@ STEPS = {
 }
 
 
+class Loaded(NamedTuple):
+    config: ModelConfig
+    native: native.Program
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory):
-    path = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama")
-    return load_program(open_checkpoint(path), pool())
+    checkpoint = open_checkpoint(write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama"))
+    return Loaded(checkpoint.config, emitted(checkpoint, pool()))
 
 
 def prepared(specs) -> Driven:
@@ -229,7 +254,7 @@ def prepared(specs) -> Driven:
 def run(program, cache: Driven, **spoiled) -> None:
     right = dict(tokens=np.arange(3), positions=i32(0, 1, 2), rows=np.array([2]), logits=cells(1, LOADING.vocab_size))
     given = Step(**(right | spoiled))
-    program._program.run(cache.memory.view, given.tokens, given.positions, given.rows, given.logits)
+    program.native.run(cache.memory.view, given.tokens, given.positions, given.rows, given.logits)
 
 
 @pytest.mark.parametrize(("spoiled", "message"), STEPS.values(), ids=STEPS)

@@ -12,8 +12,9 @@ from kvarn.graph.ops import FactorScaling, LinearScaling, Llama3Scaling, Rope, Y
 from kvarn.models import rope
 
 
+@pytest.mark.requirement(21)
 @pytest.mark.parametrize(("n_in", "n_out"), [(48, 80), (576, 1536), (1536, 576), (576, 192), (2048, 256), (643, 1021)])
-def test_item_21_a_row_of_a_product_depends_on_nothing_but_itself(n_in: int, n_out: int) -> None:
+def test_a_row_of_a_product_depends_on_nothing_but_itself(n_in: int, n_out: int) -> None:
     """Each row in every place of a batch, with other rows and with none beside it, on every instruction set."""
     rng = np.random.default_rng(n_in)
     weight = rng.standard_normal((n_out, n_in)).astype(np.float32)

@@ -22,8 +22,8 @@ from kvarn.cli import main
 LONGEST = GOLDEN.context - 1
 
 
-class Told:
-    """A subject that does as it is told and writes down what it was asked."""
+class Scripted:
+    """A subject with given rates that logs its calls."""
 
     def __init__(self, name: str, log: list[str], rates: list[float]) -> None:
         self.name, self.log, self.rates = name, log, iter(rates)
@@ -41,7 +41,7 @@ class Told:
 
 def test_repetitions_are_interleaved_and_compared_pairwise() -> None:
     log: list[str] = []
-    ours, theirs = Told("ours", log, [10, 40, 30]), Told("theirs", log, [5, 10, 10])
+    ours, theirs = Scripted("ours", log, [10, 40, 30]), Scripted("theirs", log, [5, 10, 10])
     row = suite.measure(ours, theirs, Case("tg", 100), Setup(), 3, Bandwidth(1))
     assert log == ["ours ready", "theirs ready", *["ours", "theirs"] * 3]
     assert row["tok_s"] == pytest.approx(30)
@@ -75,12 +75,11 @@ for line in sys.stdin:
 """
 
 
-def test_llama_cpp_gets_its_best_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_gets_its_best_setting(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
-    monkeypatch.setattr(llamacpp, "WORKER", worker)
     case = Case("tg", 32, 64)
-    peer = llamacpp.LlamaCpp(sys.executable, tmp_path, 2, 512, [case])
+    peer = llamacpp.LlamaCpp(sys.executable, tmp_path, 2, 512, [case], worker)
     peer.prepare(case)
     assert peer.measure(case).rate == pytest.approx(50)
     described = peer.describe()
@@ -91,12 +90,11 @@ def test_llama_cpp_gets_its_best_setting(tmp_path: Path, monkeypatch: pytest.Mon
     peer.close()
 
 
-def test_an_interpreter_without_llama_cpp_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_without_llama_cpp_is_named(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("raise ModuleNotFoundError(\"No module named 'llama_cpp'\")")
-    monkeypatch.setattr(llamacpp, "WORKER", worker)
     with pytest.raises(KvarnError, match="does not have it; name one that does with --against-python"):
-        llamacpp.LlamaCpp(sys.executable, tmp_path, 2, 512, [Case("tg", 1)])
+        llamacpp.LlamaCpp(sys.executable, tmp_path, 2, 512, [Case("tg", 1)], worker)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -4,23 +4,24 @@ import threading
 
 import numpy as np
 import pytest
+from support.caches import write_step
 from support.harness import Driven, backend, chunks, drive, fill_with_nan, inputs, named
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.placement import GroupConfig, Reason, ReuseLimit
-from kvarn.cache.placements.paged import Paged
+from kvarn.cache.placements.paged import Paged, resident
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.errors import BadStep, KvarnError, OutOfMemory, UnknownSequence
+from kvarn.errors import BadArray, BadStep, KvarnError, OutOfMemory, PastCapacity, UnknownLayer, UnknownSequence
 
 SPEC = LayerSpec(4, 2, 8, 8)
 X = inputs(SPEC, 40, seed=0)
 
 
-def cache_of(strategy: str = "paged", **more) -> Driven:
+def cache_of(strategy: str = "paged", place=None, **more) -> Driven:
     settings = dict(context=128, codec="f32", block_size=16, max_seqs=3, max_chunk=32) | more
-    cache = Driven(CacheConfig([SPEC], strategy=strategy, **settings), backend())
+    cache = Driven(CacheConfig([SPEC], strategy=strategy, **settings), place or Reference())
     fill_with_nan(cache)
     return cache
 
@@ -35,7 +36,7 @@ def begin(cache: Driven, start: int, stop: int, seq: int = 0) -> np.ndarray:
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_fork_waits_for_the_end_of_the_step(strategy: str) -> None:
-    cache = cache_of(strategy)
+    cache = cache_of(strategy, backend())
     cache.open(0)
     begin(cache, 0, 5)
     cache.commit(0, range(5))
@@ -49,7 +50,7 @@ def test_a_fork_waits_for_the_end_of_the_step(strategy: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_a_commit_of_a_part_ends_the_step() -> None:
-    cache = cache_of()
+    cache = cache_of(place=backend())
     cache.open(0)
     begin(cache, 0, 10)
     cache.commit(0, range(4))
@@ -194,7 +195,7 @@ def test_a_budget_is_not_exceeded_by_alignment() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_sequence_freed_by_another_thread_leaves_the_running_step_whole(strategy: str) -> None:
     """The tables are read-only while kernels run: freeing changes bookkeeping, not the step under way."""
-    cache = cache_of(strategy)
+    cache = cache_of(strategy, backend())
     cache.open(0)
     cache.open(1)
     cache.reserve(0, 20)
@@ -272,7 +273,7 @@ def test_a_match_over_evicted_blocks_looks_at_each_block_once() -> None:
         p.open(2)
         path = Counting(p.tree.walk(p.residency(2).node, text))
         looks.clear()
-        assert p._resident(path, n * 16 - 1) == n * 8
+        assert resident(path, n * 16 - 1, p.config) == n * 8
         assert len(looks) <= n + 1
 
 
@@ -293,10 +294,82 @@ def test_what_is_left_of_a_rewind_does_not_depend_on_the_context() -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_unfinished_work_is_harmless() -> None:
-    cache = cache_of()
+    cache = cache_of(place=backend())
     drive(cache, chunks(0, 20), {(0, 0): X})
     cache.reserve(0, 30)
     cache.free(0)
     cache.check()
     with pytest.raises(KvarnError):
         cache.prepare([0])
+
+
+def misuses(cache: Driven):
+    k = np.zeros((1, 2, 8), np.float32)
+    wide = np.zeros((1, 2, 16), np.float32)
+
+    def write(k=k, v=k, layer=0):
+        return lambda: cache.write(layer, k, v)
+
+    return {
+        "wrong rank": (write(k[0]), BadArray),
+        "wrong heads": (write(np.zeros((1, 6, 8), np.float32)), BadArray),
+        "wrong dim": (write(v=np.zeros((1, 2, 4), np.float32)), BadArray),
+        "wrong dtype": (write(k.astype(np.float64)), BadArray),
+        "not contiguous": (write(wide[:, :, ::2]), BadArray),
+        "not an array": (write([[0.0]]), BadArray),
+        "wrong number of tokens": (write(np.zeros((2, 2, 8), np.float32)), BadArray),
+        "zero tokens": (write(np.zeros((0, 2, 8), np.float32)), BadArray),
+        "unknown layer": (write(layer=1), UnknownLayer),
+        "negative layer": (write(layer=-1), UnknownLayer),
+        "queries of the wrong shape": (lambda: cache.attend(0, k), BadArray),
+        "past capacity": (lambda: cache.reserve(0, 65), PastCapacity),
+        "past the largest chunk": (lambda: cache.reserve(1, 33), PastCapacity),
+        "zero steps": (lambda: cache.reserve(0, cache.length(0)), BadStep),
+        "commit of nothing": (lambda: cache.commit(0, []), BadStep),
+        "commit of more than was prepared": (lambda: cache.commit(0, [1, 2, 3]), BadStep),
+        "commit of what was reserved but not written": (lambda: cache.commit(1, [1]), BadStep),
+        "a step of no sequence": (lambda: cache.prepare([]), BadStep),
+        "a step with nothing reserved": (lambda: cache.prepare([2]), BadStep),
+        "adopt in mid-sequence": (lambda: cache.adopt(0, [1, 2, 3]), BadStep),
+        "unknown sequence": (lambda: cache.reserve(9, 1), UnknownSequence),
+        "rewind forward": (lambda: cache.rewind(0, 60), BadStep),
+    }
+
+
+@pytest.mark.requirement(6)
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_misuse_raises_a_named_error_and_changes_nothing(strategy: str) -> None:
+    cache = cache_of(strategy, backend(), context=64)
+    for seq in range(3):
+        cache.open(seq)
+    x = inputs(SPEC, 10, seed=0)
+    write_step(cache, x.k, x.v)
+    assert cache.reserve(0, 11)
+    assert cache.reserve(1, 5)
+    cache.prepare([0])
+    before = cache.arena.copy(), cache.usage(), [cache.placements[0].blocks(seq) for seq in range(3)]
+    for name, (attempt, error) in misuses(cache).items():
+        with pytest.raises(error) as raised:
+            attempt()
+        assert "\n" not in str(raised.value), name
+        assert (cache.arena == before[0]).all(), name
+        after = cache.usage(), [cache.placements[0].blocks(seq) for seq in range(3)]
+        assert after == before[1:], name
+        cache.check()
+    cache.write(0, x.k[:1], x.v[:1])  # and the step that was under way goes on
+    cache.commit(0, [10])
+    with pytest.raises(BadStep, match="prepare one and apply it first"):
+        cache_of(strategy, backend()).write(0, x.k[:1], x.v[:1])
+
+
+@pytest.mark.requirement(52)
+def test_the_paged_cache_checks_its_bounds() -> None:
+    cache = Driven(CacheConfig([SPEC], 64, "paged", "f32"), Reference())
+    cache.open(0)
+    with pytest.raises(PastCapacity):
+        cache.reserve(0, 65)
+    cache.reserve(0, 10)
+    cache.prepare([0])
+    with pytest.raises(BadArray):
+        cache.write(0, np.zeros((11, 2, 8), np.float32), np.zeros((11, 2, 8), np.float32))

@@ -2,9 +2,11 @@
 
 import pytest
 from support.harness import Driven, named
+from support.pager import pager as blocks_of
+from support.pager import prompt
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import Adoption, Copy, GroupConfig, Reason, ReuseLimit
+from kvarn.cache.placement import Adoption, Copy, Reason, ReuseLimit
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.prefix import chain_hash
@@ -15,17 +17,8 @@ FULL = LayerSpec(2, 1, 1, 1)
 TEXT = list(range(100, 200))
 
 
-def pager(n_blocks: int = 32, spec: LayerSpec = FULL, **kw) -> Paged:
-    return Paged(GroupConfig(spec, 16, n_blocks, context=1024, max_chunk=1024), **kw)
-
-
-def prompt(p: Paged, seq: int, tokens: list[int], salt: bytes = b"") -> Adoption:
-    p.open(seq, salt)
-    adoption = p.adopt(seq, tokens)
-    assert p.reserve(seq, len(tokens))
-    named(p, seq, tokens[adoption.reused :])
-    p.check()
-    return adoption
+def pager(n_blocks: int = 32, spec: LayerSpec = FULL, **dependencies) -> Paged:
+    return blocks_of(n_blocks, 16, spec, **dependencies)
 
 
 def test_nothing_shared() -> None:
@@ -62,8 +55,7 @@ def test_differs_from_the_nearest_of_many() -> None:
 
 
 def test_evicted() -> None:
-    p = pager(8)
-    p.tree._clock = lambda: 1234.5
+    p = pager(8, clock=lambda: 1234.5)
     prompt(p, 0, TEXT[:64])  # 4 blocks
     p.free(0)
     prompt(p, 1, [7] * 96)  # 6 blocks: takes the 4 free ones and evicts two
@@ -99,7 +91,7 @@ def test_a_block_that_was_never_filled_is_reused_too(finished: bool) -> None:
     assert other == (12, ReuseLimit(Reason.DIFFERS, 12, ours=3, theirs=112, onward=(112, 113)))
     if not finished:
         assert p.reserve(0, 11)
-        assert p.blocks(0)[0][0] == source, "nobody shares it any more: it is written in place"
+        assert p.blocks(0)[0][0] == source, "it is not shared any more: it is written in place"
 
 
 def test_while_its_unfilled_block_is_shared_a_sequence_does_not_write_into_it() -> None:
@@ -124,8 +116,7 @@ def test_shorter_than_a_block() -> None:
 
 
 def test_an_unfilled_block_can_be_evicted() -> None:
-    p = pager(4)
-    p.tree._clock = lambda: 99.0
+    p = pager(4, clock=lambda: 99.0)
     prompt(p, 0, TEXT[:26])
     p.free(0)
     prompt(p, 1, [7] * 48)
@@ -351,3 +342,19 @@ def test_groups_reuse_only_what_all_of_them_have() -> None:
     assert usage.prefix_queries == 200 + 201 + 240 + 52
     assert usage.prefix_hits == 200 + adoption.reused
     assert sum(usage.prefix_misses.values()) == 3
+
+
+@pytest.mark.requirement(53, 37)
+def test_hits_and_misses_are_counted_with_their_reason() -> None:
+    cache = Driven(CacheConfig([FULL], 128, "paged", "f32", max_seqs=4), Reference())
+    text = list(range(100))
+    for seq, tokens in enumerate((text, text[:40], [*text[:40], 9, 9], [7] * 50)):
+        cache.open(seq)
+        reused = cache.adopt(seq, tokens).reused
+        cache.reserve(seq, len(tokens))
+        cache.prepare([seq])
+        cache.commit(seq, tokens[reused:])
+    usage = cache.usage()
+    assert usage.prefix_queries == 100 + 40 + 42 + 50
+    assert usage.prefix_hits == 39 + 40
+    assert usage.prefix_misses == {Reason.NOTHING_SHARED: 2, Reason.DIFFERS: 1}, "one found all there was"

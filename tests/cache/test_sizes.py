@@ -138,3 +138,9 @@ def test_senseless_heads_are_refused(bad: tuple[int, int, int, int]) -> None:
 def test_the_default_layout_gives_way_where_it_does_not_fit() -> None:
     assert plan(CacheConfig([SPEC], 256, "paged"), default_layout="panel").layout.name == "panel"
     assert plan(CacheConfig([SPEC], 256, "paged", block_size=16), default_layout="panel").layout.name == "head-major"
+
+
+def test_a_budget_larger_than_needed_is_kept_for_reuse() -> None:
+    one = plan(CacheConfig([SPEC], 1024, "paged", "bf16"))
+    big = plan(CacheConfig([SPEC], 1024, "paged", "bf16", cache_bytes=3 * one.nbytes))
+    assert big.n_blocks == 3 * one.n_blocks

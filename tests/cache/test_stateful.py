@@ -94,8 +94,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.book.check()
 
 
+@pytest.mark.requirement(35)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_item_35_stateful(name: str) -> None:
+def test_random_verbs_against_the_dictionary_oracle(name: str) -> None:
     machine = type("Machine", (CacheMachine,), {"name": name})
     effort = settings(
         max_examples=25,
@@ -107,7 +108,8 @@ def test_item_35_stateful(name: str) -> None:
     run_state_machine_as_test(machine, settings=effort)
 
 
+@pytest.mark.requirement(35)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_item_35_the_fuzzer_runs_clean(name: str) -> None:
+def test_a_short_fuzzer_run_finds_nothing(name: str) -> None:
     """A short run of `make fuzz`, so that the tool itself is tested."""
     run(name, seed=0, ops=300)

@@ -1,7 +1,10 @@
-"""One request's fault is nobody else's; a full queue says so; decodes keep a bounded gap."""
+"""A fault fails one request and no other; a full queue refuses; the gap between two decoded tokens is bounded."""
+
+import itertools
 
 import numpy as np
 import pytest
+from support import tiny
 from support.tiny import PROMPTS, alone, blocks_of_16, engine_of, finish, program_of
 
 from kvarn.engine.explain import explain
@@ -14,7 +17,7 @@ CLEAN = [[token % 90 for token in prompt] for prompt in PROMPTS]
 
 
 class Failing:
-    """A program that cannot stand one token."""
+    """A program that fails on one token."""
 
     def __init__(self) -> None:
         self._program = program_of()
@@ -24,6 +27,16 @@ class Failing:
         if POISON in tokens:
             raise RuntimeError("a kernel failed")
         return self._program.run(memory, step, tokens, wanted)
+
+
+class BrokenConstraint:
+    """Raises inside the sampler."""
+
+    def mask(self, scores) -> None:
+        raise ZeroDivisionError("sampling")
+
+    def accept(self, token: int) -> None:
+        raise AssertionError("no token was sampled")
 
 
 def drive(engine) -> None:
@@ -39,7 +52,7 @@ def drive(engine) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 20, 99])
-def test_a_step_that_fails_takes_only_the_guilty_request_with_it(place: int) -> None:
+def test_a_step_that_fails_ends_only_the_request_at_fault(place: int) -> None:
     """Wherever the poison stands: in the first chunk or in the last, the others' answers are the same to the token."""
     engine = engine_of(Failing(), max_batch_tokens=32, max_seqs=6)
     unbiased = SamplingParams(max_tokens=8, logit_bias={POISON: -1000.0})
@@ -47,9 +60,9 @@ def test_a_step_that_fails_takes_only_the_guilty_request_with_it(place: int) -> 
     poisoned[place] = POISON
     requests = [engine.add(prompt, unbiased) for prompt in (*CLEAN[:3], poisoned, *CLEAN[3:])]
     drive(engine)
-    guilty = requests.pop(3)
-    assert guilty.samples[0].finish_reason == "error"
-    assert str(guilty.error) == "a kernel failed"
+    failed = requests.pop(3)
+    assert failed.samples[0].finish_reason == "error"
+    assert str(failed.error) == "a kernel failed"
     for prompt, request in zip(CLEAN, requests, strict=True):
         assert request.error is None
         assert request.samples[0].output == alone(prompt, unbiased)
@@ -57,9 +70,9 @@ def test_a_step_that_fails_takes_only_the_guilty_request_with_it(place: int) -> 
 
 
 @pytest.mark.parametrize("at", range(4, 16))
-def test_suspects_that_do_not_fit_beside_each_other(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step fails once, in a cache that holds any one of three long prompts but not all: those that have come
-    through give way to the next suspect, or nobody would ever move again."""
+def test_requests_that_do_not_fit_together_run_alone_after_a_fault(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step fails once, in a cache that holds any one of three long prompts but not all. Requests that ran alone
+    without failing are preempted for the next one; otherwise none would move again."""
     engine = engine_of(Failing(), max_batch_tokens=32, max_seqs=4, block_size=16, cache_bytes=blocks_of_16(13))
     unbiased = SamplingParams(max_tokens=20, logit_bias={POISON: -1000.0})
     prompts = [[(7 * i + k) % 90 for i in range(100)] for k in range(3)]
@@ -82,13 +95,10 @@ def test_suspects_that_do_not_fit_beside_each_other(at: int, monkeypatch: pytest
 @pytest.mark.any_backend
 def test_a_sampler_that_fails_ends_its_own_request() -> None:
     engine = engine_of()
-    bad, good = engine.add(CLEAN[2], SHORT), engine.add(CLEAN[3], SHORT)
-
-    def broken(logits, history, k):
-        raise ZeroDivisionError("sampling")
-
-    engine._requests[bad.id] = (bad, broken)
+    bad = engine.add(CLEAN[2], SHORT, constrain=lambda k: BrokenConstraint())
+    good = engine.add(CLEAN[3], SHORT)
     finish(engine)
+    assert str(bad.error) == "sampling"
     assert (bad.samples[0].finish_reason, good.samples[0].finish_reason) == ("error", "length")
     assert good.samples[0].output == alone(CLEAN[3], SHORT)
 
@@ -130,9 +140,7 @@ def test_beside_decodes_prompts_move_in_small_chunks() -> None:
 
 
 @pytest.mark.any_backend
-def test_time_is_charged_to_who_spent_it() -> None:
-    from support.tiny import blocks_of_16
-
+def test_time_is_charged_to_the_request_that_spent_it() -> None:
     engine = engine_of(max_seqs=5, max_batch_tokens=32, block_size=16, cache_bytes=blocks_of_16(12))
     requests = [engine.add(prompt, SamplingParams(max_tokens=40)) for prompt in CLEAN[2:5]]
     finish(engine)
@@ -147,3 +155,39 @@ def test_time_is_charged_to_who_spent_it() -> None:
     for each in found:
         assert 0 <= each.queued_ms <= each.first_token_ms <= each.total_ms
     assert np.isfinite(spent)
+
+
+def test_a_step_that_is_lost_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program fails before it applies the step: copies and edits are gone, answers are not."""
+    params = SamplingParams(max_tokens=12, temperature=1.3, seed=3, n=3)
+    prompts = [list(range(20)), list(range(18)), list(range(40, 60))]
+    expected = []
+    for prompt in prompts:
+        engine = tiny.engine_of(max_seqs=6, block_size=16)
+        expected.append(engine.add(prompt, params))
+        tiny.finish(engine)
+    engine = tiny.engine_of(max_seqs=6, block_size=16)
+    run, calls = engine.program.run, itertools.count()
+
+    def failing(*args):
+        if next(calls) in (2, 3, 9):
+            raise RuntimeError("the launch failed")
+        return run(*args)
+
+    monkeypatch.setattr(engine.program, "run", failing)
+    requests = [engine.add(prompt, params) for prompt in prompts]
+    failed = 0
+    while engine.busy:
+        try:
+            engine.step()
+        except RuntimeError as error:
+            engine.isolate(error)
+            failed += 1
+        engine.cache.check()
+    assert failed == 3
+    good = [r for r in requests if r.error is None]
+    assert len(good) >= 1, "a fault that comes back while a request is alone is taken for its own"
+    for request, wanted in zip(requests, expected, strict=True):
+        if request.error is None:
+            assert [s.output for s in request.samples] == [s.output for s in wanted.samples]
+    assert engine.cache.usage().sequences == engine.cache.usage().blocks_used == 0

@@ -11,6 +11,7 @@ from support import tiny
 from support.harness import Driven, score
 
 from kvarn.backends.reference import Reference
+from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
 from kvarn.errors import KvarnError
 from kvarn.graph.fuse import fuse
@@ -55,14 +56,14 @@ class Noting:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_value_is_as_wide_as_the_array_that_the_reference_computes(architecture: str) -> None:
-    program = tiny.program_of(architecture)
     notes: list[Noting] = []
 
     def forward(ops: Any, config: Any) -> Any:
         notes.append(Noting(ops))
         return FAMILIES[architecture].forward(notes[-1], config)
 
-    program._forward = forward
+    config = tiny.config_of(architecture)
+    program = ReferenceProgram(config, tiny.weights_of(config), forward=forward)
     cache = Driven(CacheConfig(program.config.layer_specs, 16, "paged", "f32"), Reference())
     score(program, cache, [1, 2, 3], 0, 3)
     graph = graph_of(program.config, tiny.shapes_of(program.config))

@@ -1,4 +1,4 @@
-"""One LLM, used by many at once: interleaved streams, threads, faults and interrupts change nobody's answer."""
+"""One LLM shared by many callers: interleaved streams, threads, faults and interrupts change no other answer."""
 
 import gc
 import threading
@@ -13,6 +13,8 @@ from support.threads import together, until
 from kvarn import LLM, KvarnError, SamplingParams
 from kvarn.engine.engine import Event
 from kvarn.jobs.job import Job, Listener
+from kvarn.jobs.runner import Runner
+from kvarn.jobs.turn import Turn
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=20, temperature=1.5, seed=3, n=2, logprobs=2, ignore_eos=True)
@@ -33,12 +35,12 @@ def llm(model: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> Callable[[str, SamplingParams], list[tuple]]:
-    """What a prompt's completions are when nobody else asks anything."""
+    """What a prompt's completions are when it is the only one."""
     oracle = LLM(model, cache="contiguous", max_seqs=2)
-    return lambda prompt, params=GREEDY: told(oracle.generate(prompt, params)[0])
+    return lambda prompt, params=GREEDY: summary(oracle.generate(prompt, params)[0])
 
 
-def told(output: Any) -> list[tuple]:
+def summary(output: Any) -> list[tuple]:
     return [(c.text, c.tokens, c.finish_reason, c.logprobs) for c in output.completions]
 
 
@@ -61,7 +63,7 @@ def test_generate_inside_a_stream(llm: LLM, alone: Callable) -> None:
     for i, piece in enumerate(llm.stream(PROMPTS[2], GREEDY)):
         text += piece
         if i < 3:
-            assert told(llm.generate(PROMPTS[3 + i], GREEDY)[0]) == alone(PROMPTS[3 + i])
+            assert summary(llm.generate(PROMPTS[3 + i], GREEDY)[0]) == alone(PROMPTS[3 + i])
     assert text == alone(PROMPTS[2])[0][0]
     idle(llm)
 
@@ -71,7 +73,7 @@ def test_threads_share_an_llm(llm: LLM, alone: Callable) -> None:
 
     def batches(k: int) -> Callable[[], Any]:
         params = (GREEDY, DRAWN, STOPPED)[k % 3]
-        return lambda: [[told(out) for out in llm.generate(PROMPTS[k : k + 3], params)] for _ in range(2)]
+        return lambda: [[summary(out) for out in llm.generate(PROMPTS[k : k + 3], params)] for _ in range(2)]
 
     def streams(k: int) -> Callable[[], Any]:
         return lambda: ["".join(llm.stream(prompt, STOPPED)) for prompt in PROMPTS[k : k + 4]]
@@ -108,7 +110,7 @@ def poisoned(llm: LLM, before: Callable[[Any], None] = lambda tokens: None) -> N
 def test_a_fault_ends_one_request_in_threads(llm: LLM, alone: Callable, caplog: pytest.LogCaptureFixture) -> None:
     poisoned(llm)
     prompts = [*PROMPTS[:3], "a bad one!", *PROMPTS[3:6]]
-    results = together(*(lambda prompt=prompt: told(llm.generate(prompt, CLEAN)[0]) for prompt in prompts))
+    results = together(*(lambda prompt=prompt: summary(llm.generate(prompt, CLEAN)[0]) for prompt in prompts))
     bad = results.pop(3)
     assert isinstance(bad, RuntimeError)
     assert str(bad) == "a kernel failed"
@@ -140,12 +142,12 @@ def test_text_that_cannot_be_written_fails_alone(llm: LLM, alone: Callable) -> N
     with pytest.raises(UnicodeError, match="no such letter"):
         llm.runner.wait(bad)
     llm.runner.wait(good)
-    assert told(good.output()) == alone(PROMPTS[0])
+    assert summary(good.output()) == alone(PROMPTS[0])
     idle(llm)
 
 
 def test_a_prompt_that_cannot_be_scheduled_fails_alone(llm: LLM, alone: Callable) -> None:
-    """The fault comes before there is a step: there is nobody in it to blame."""
+    """The fault comes before there is a step, while room is found for the prompt."""
     adopt = llm.cache.adopt
 
     def fail(seq, tokens, *rest):
@@ -154,13 +156,13 @@ def test_a_prompt_that_cannot_be_scheduled_fails_alone(llm: LLM, alone: Callable
         return adopt(seq, tokens, *rest)
 
     llm.cache.adopt = fail
-    results = together(*(lambda p=p: told(llm.generate(p, CLEAN)[0]) for p in (PROMPTS[0], "bad!", PROMPTS[1])))
+    results = together(*(lambda p=p: summary(llm.generate(p, CLEAN)[0]) for p in (PROMPTS[0], "bad!", PROMPTS[1])))
     assert str(results[1]) == "no such prefix"
     assert [results[0], results[2]] == [alone(prompt, CLEAN) for prompt in PROMPTS[:2]]
     idle(llm)
 
 
-def test_a_fault_that_nobody_can_be_blamed_for_is_raised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_no_request_is_raised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list:
         raise RuntimeError("the scheduler is broken")
 
@@ -178,22 +180,20 @@ def test_a_prompt_of_fractions_is_refused(llm: LLM) -> None:
     idle(llm)
 
 
-# -- who steps -------------------------------------------------------------------------------------------------------
-
-
-def waiting(llm: LLM) -> int:
-    return len(llm.runner._turn._steps)
+# -- which thread steps ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_who_is_interrupted_hands_over(llm: LLM, alone: Callable, interrupt: type[BaseException]) -> None:
+def test_an_interrupted_thread_hands_the_turn_over(llm: LLM, alone: Callable, interrupt: type[BaseException]) -> None:
     """One thread steps for two that sleep; it is interrupted in the middle of a step, and one of them takes over."""
-    jobs = [llm.start(prompt, GREEDY) for prompt in PROMPTS[:4]]  # nobody waits for the last one
+    turn = Turn()
+    llm.runner = Runner(llm.engine, llm.tokenizer, turn)
+    jobs = [llm.start(prompt, GREEDY) for prompt in PROMPTS[:4]]  # no thread waits for the last one
     run, steps = llm.program.run, iter(range(10_000))
 
     def interrupted(*arguments):
         if next(steps) == 3:
-            until(lambda: waiting(llm) == 2)
+            until(lambda: turn.n_waiting == 2)
             raise interrupt
         return run(*arguments)
 
@@ -202,7 +202,7 @@ def test_who_is_interrupted_hands_over(llm: LLM, alone: Callable, interrupt: typ
     assert sorted(map(type, results), key=str) == sorted([interrupt, type(None), type(None)], key=str)
     for prompt, job in zip(PROMPTS, jobs, strict=False):
         llm.runner.wait(job)
-        assert told(job.output()) == alone(prompt)
+        assert summary(job.output()) == alone(prompt)
     idle(llm)
 
 
@@ -230,7 +230,7 @@ def test_cancelling_from_another_thread(llm: LLM, alone: Callable) -> None:
     assert (len(job.output().tokens), job.output().finish_reason) == (6, "cancelled"), (
         "the step under way, and no other"
     )
-    assert told(other.output()) == alone(PROMPTS[1])
+    assert summary(other.output()) == alone(PROMPTS[1])
     idle(llm)
 
 
@@ -260,7 +260,7 @@ def test_a_listener_may_cancel_and_nothing_else(llm: LLM, alone: Callable) -> No
     runner.wait(job)
     assert (len(job.output().tokens), job.output().finish_reason) == (1, "cancelled")
     runner.wait(beside)
-    assert told(beside.output()) == alone(PROMPTS[1])
+    assert summary(beside.output()) == alone(PROMPTS[1])
     idle(llm)
 
 
@@ -273,7 +273,7 @@ def test_a_stream_that_is_collected_inside_a_step(llm: LLM, alone: Callable) -> 
     del stream, cycle
     run = llm.program.run
     llm.engine.program.run = lambda *arguments: (gc.collect(), run(*arguments))[1]
-    assert told(llm.generate(PROMPTS[1], GREEDY)[0]) == alone(PROMPTS[1])
+    assert summary(llm.generate(PROMPTS[1], GREEDY)[0]) == alone(PROMPTS[1])
     idle(llm)
 
 

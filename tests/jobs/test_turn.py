@@ -41,10 +41,10 @@ class Counting:
         self._inside.release()
 
 
-def test_never_two_at_once_and_nobody_is_forgotten() -> None:
+def test_one_thread_at_a_time_and_every_wait_ends() -> None:
     """Waits, calls and steps of eight threads, in any order: each comes to its end."""
-    engine, n_calls = Counting(), []
-    runner = Runner(engine, None)  # type: ignore[arg-type]
+    engine, turn, n_calls = Counting(), Turn(), []
+    runner = Runner(engine, None, turn)  # type: ignore[arg-type]
 
     def play(seed: int) -> None:
         rng = random.Random(seed)
@@ -60,10 +60,11 @@ def test_never_two_at_once_and_nobody_is_forgotten() -> None:
                 runner.step()
 
     assert together(*(lambda seed=seed: play(seed) for seed in range(8))) == [None] * 8
-    assert runner._turn.take_now(), "nobody has kept it"
+    assert turn.n_waiting == 0
+    assert turn.take_now(), "no thread has kept it"
 
 
-def test_a_call_does_not_starve_behind_who_steps() -> None:
+def test_a_call_does_not_starve_behind_the_thread_that_steps() -> None:
     engine, over = Counting(), threading.Event()
     runner = Runner(engine, None)  # type: ignore[arg-type]
 
@@ -84,7 +85,7 @@ def test_what_a_call_raises_is_its_own() -> None:
     assert runner.call(lambda: 5) == 5
 
 
-def test_who_leaves_the_queue_is_not_given_the_turn() -> None:
+def test_a_thread_that_left_the_queue_is_not_given_the_turn() -> None:
     """A wait that is interrupted (here by its own question) leaves no place behind that the turn could go to."""
     turn = Turn()
     turn.take()

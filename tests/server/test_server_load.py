@@ -1,4 +1,4 @@
-"""The server under people: those who leave, those who read slowly, too many at once, faults, and the end."""
+"""The server under load: clients that leave or read slowly, full queues, faults, and shutdown."""
 
 import contextlib
 import http.client
@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def aborted(server: Served) -> float:
     return server.metric("kvarn:request_success_total", finished_reason="abort")
 
 
-def test_who_leaves_frees_what_they_held(model: Path) -> None:
+def test_a_client_that_leaves_frees_its_blocks(model: Path) -> None:
     with serve(model) as server:
         for stream in (True, False):
             before = aborted(server)
@@ -42,35 +41,35 @@ def test_who_leaves_frees_what_they_held(model: Path) -> None:
             cache = server.cache()
             assert (cache["sequences"], cache["blocks"]["used"]) == (0, 0)
             assert aborted(server) == before + 1
-        assert server.metric("kvarn:generation_tokens_total") < 2 * 16 * 1500, "nobody computed for those who left"
+        assert server.metric("kvarn:generation_tokens_total") < 2 * 16 * 1500, "nothing more was computed"
 
 
-def told_of(server: Served, n: int) -> list[dict]:
-    """What is kept of the last n requests, once it is."""
+def records_of(server: Served, n: int) -> list[dict]:
+    """The explanations of n requests, as soon as there are so many."""
     server.until(lambda: len(server.ask("/kvarn/requests").json["data"]) == n)
     return server.ask("/kvarn/requests").json["data"]
 
 
-def test_who_left_can_ask_what_had_taken_so_long(deep: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_request_that_was_left_can_be_explained(deep: Path, capsys: pytest.CaptureFixture) -> None:
     from kvarn.cli import main
 
     with serve(deep, "-c", "16384", "-np", "1") as server:
         with server.start(DEEP):
             with server.post(SHORT):
                 server.until(lambda: server.metric("kvarn:num_requests_waiting"))
-            (waited,) = told_of(server, 1)
-        answered = told_of(server, 2)[0]
+            (waited,) = records_of(server, 1)
+        answered = records_of(server, 2)[0]
         assert (waited["reuse_ended"], waited["recomputed_tokens"], waited["queued_ms"]) == (None, 0, None)
         assert waited["summary"] == "cancelled while queued: nothing was looked up or computed"
         assert answered["prompt_tokens"] == answered["recomputed_tokens"]
         assert answered["summary"].endswith("; cancelled during its answer")
-        for told, line in ((waited, "while queued"), (answered, "during its answer")):
-            assert main(["explain", told["id"], "--url", server.url]) == 0
+        for record, line in ((waited, "while queued"), (answered, "during its answer")):
+            assert main(["explain", record["id"], "--url", server.url]) == 0
             assert f"\n  cancelled  {line}" in capsys.readouterr().out
         assert server.ask("/v1/completions", SHORT).json["kvarn"]["cancelled"] is False
 
 
-def test_more_than_may_wait_are_told_when_to_come_again(deep: Path) -> None:
+def test_a_full_queue_answers_429_with_retry_after(deep: Path) -> None:
     flags = ("-c", "16384", "-np", "1", "--queue", "2")
     with serve(deep, *flags) as server, server.post(SHORT) as first, server.post(SHORT) as second:
         assert first.response.read()
@@ -84,7 +83,7 @@ def test_more_than_may_wait_are_told_when_to_come_again(deep: Path) -> None:
             assert 1 <= int(reply.headers["retry-after"]) <= 60
             assert reply.json["error"]["type"] == "rate_limit_error"
         with third, fourth:
-            assert third.response.status == fourth.response.status == 200, "those who waited are served in turn"
+            assert third.response.status == fourth.response.status == 200, "those that waited are served in turn"
             assert third.response.read()
             assert fourth.response.read()
         assert server.ask("/v1/completions", SHORT).status == 200
@@ -123,12 +122,30 @@ def test_the_drain_is_bounded(model: Path) -> None:
             assert b"[DONE]" not in answer.response.read()
 
 
-def test_sigint_twice_stops_at_once(model: Path) -> None:
-    with serve(model, "--drain-seconds", "600") as server, server.start(MANY):
+def test_the_first_sigint_waits_for_answers_and_the_second_does_not(deep: Path) -> None:
+    """One sequence at a time. Two calls wait in the queue at the first signal: the one is answered, the other cut."""
+    flags = ("-c", "16384", "-np", "1", "--drain-seconds", "600")
+    with serve(deep, *flags) as server, server.start(DEEP) as running, server.post(SHORT) as answered:
+        server.until(lambda: server.metric("kvarn:num_requests_waiting") == 1)
+        cut = server.post(DEEP | {"stream": True})
+        server.until(lambda: server.metric("kvarn:num_requests_waiting") == 2)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-        assert server.process.poll() is None, "it waits for the answer"
+        server.until(lambda: refuses_connections(server))
+        running.leave()
+        assert answered.response.status == 200
+        assert answered.response.read()
+        assert cut.response.status == 200, "it is under way"
         assert server.stop(signal.SIGINT) == 0
+        with cut, contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+            assert b"[DONE]" not in cut.response.read()
+
+
+def refuses_connections(server: Served) -> bool:
+    try:
+        socket.create_connection((server.host, server.port), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture) -> None:

@@ -309,7 +309,7 @@ class Book:
 
     def _verify_cells(self, seq: int, index: int, where: dict[int, int], queries: list[int], length: int) -> None:
         placement, device, prefixes = self.cache.placements[index], self.devices[index], self.texts[seq].prefixes
-        pending = device.copied(placement._copies)  # they run before the next step: as good as done
+        pending = device.copied(placement.pending_copies)  # they run before the next step: as good as done
         pos = np.arange(length)
         seen = np.zeros(length, bool)
         for query in queries:
@@ -326,7 +326,7 @@ class Book:
                 p.n_used,
                 p.n_cached,
                 p.n_evicted,
-                list(p._copies),
+                p.pending_copies,
                 [(seq, p.blocks(seq), r.committed, r.length, r.reserved) for seq, r in p.sequences.items()],
             )
             for p in self.cache.placements

@@ -1,6 +1,7 @@
 """Several threads at once, in tests."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,5 +27,8 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 
 
 def until(reached: Callable[[], object]) -> None:
+    """Poll until it holds; fails after a minute."""
+    end = time.monotonic() + 60
     while not reached():
+        assert time.monotonic() < end, "it did not happen within a minute"
         threading.Event().wait(0.001)

@@ -244,6 +244,11 @@ class Placement(ABC, Generic[R]):
         self.sequences[child] = self._forked(source)
         return True
 
+    @property
+    def pending_copies(self) -> tuple[Copy, ...]:
+        """The copies that the next step runs before its writes."""
+        return tuple(self._copies)
+
     def copies(self) -> list[Copy]:
         """The pending copies, handed over: the caller runs them before the step's writes."""
         pending, self._copies = self._copies, []

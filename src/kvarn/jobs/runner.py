@@ -28,10 +28,10 @@ Result = TypeVar("Result")
 class Runner:
     """All methods may be called from any thread."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, turn: Turn | None = None) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
-        self._turn = Turn()
+        self._turn = turn or Turn()
         self._jobs: dict[int, Job] = {}  # under way, by request
         self._dropped: deque[Job] = deque()  # to be cancelled by who has the turn
         self._n_ended = 0  # of the requests that the engine has ended, those that were looked at

@@ -48,6 +48,11 @@ class Turn:
         """Whether a call waits."""
         return bool(self._calls)
 
+    @property
+    def n_waiting(self) -> int:
+        """Threads in the queue, calls included."""
+        return len(self._calls) + len(self._steps)
+
     def take(self, ready: Ready | None = None) -> bool:
         """Wait until the turn is this thread's (True) or ready() holds (False). Without `ready` it is a call."""
         return self.take_now() or self._queue(_Place(ready), self._calls if ready is None else self._steps)

@@ -47,6 +47,7 @@ class Service:
         metrics: Metrics,
         worker: Worker,
         reader_seconds: float = READER_SECONDS,
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
         self.llm = llm
         self.name = name
@@ -55,6 +56,7 @@ class Service:
         self._access = access
         self._metrics = metrics
         self._reader_seconds = reader_seconds
+        self._body_seconds = body_seconds
         self._records = Records()
         self._prompts = Prompts(llm)
         self._openapi = document()
@@ -85,11 +87,11 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(caller, await _parsed(request, protocol.chat_call))
+        return await self._generate(caller, await self._parsed(request, protocol.chat_call))
 
     async def completions(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(caller, await _parsed(request, protocol.completion_call))
+        return await self._generate(caller, await self._parsed(request, protocol.completion_call))
 
     async def _generate(self, caller: Caller, call: Call) -> Response:
         self._check_model(call.model)
@@ -128,14 +130,14 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = await _parsed(request, protocol.tokenize_call)
+        body = await self._parsed(request, protocol.tokenize_call)
         self._check_model(body.get("model"))
         tokens = await asyncio.to_thread(self._prompts.tokenize, body)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = await _parsed(request, protocol.detokenize_call)
+        body = await self._parsed(request, protocol.detokenize_call)
         self._check_model(body.get("model"))
         tokens = [int(token) for token in body["tokens"]]
         return JSONResponse({"prompt": await asyncio.to_thread(self._prompts.text, tokens)})
@@ -184,6 +186,11 @@ class Service:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    async def _parsed(self, request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+        """A large body is parsed on another thread, so that it does not delay other calls."""
+        raw = await _body(request, self._body_seconds)
+        return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
+
     def _caller(self, request: Request) -> Caller:
         return self._access.caller(request.headers.get("authorization"))
 
@@ -203,24 +210,18 @@ class Service:
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
 
 
-async def _parsed(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
-    """A large body is taken apart on another thread, so that others are part meanwhile."""
-    raw = await _body(request)
-    return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
-
-
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, seconds: float) -> bytes:
     """The whole body, bounded in size and in time."""
     parts, size = [], 0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             async for part in request.stream():
                 size += len(part)
                 if size > MOST_BYTES:
                     raise Refusal(413, f"the body has more than {MOST_BYTES} bytes")
                 parts.append(part)
     except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        raise Refusal(408, f"the body did not arrive within {seconds:g} s") from None
     return b"".join(parts)
 
 

@@ -17,11 +17,17 @@ from kvarn.native import Pool
 
 
 class ReferenceProgram:
-    def __init__(self, config: ModelConfig, weights: dict[str, Floats], pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, Floats],
+        pool: Pool | None = None,
+        forward: Callable[[Any, ModelConfig], Any] | None = None,
+    ) -> None:
         self.config = config
         self._weights = weights
         self._pool = pool or Pool(1)
-        self._forward: Callable[[Any, ModelConfig], Any] = family_of(config).forward
+        self._forward = forward or family_of(config).forward
 
     @property
     def nbytes(self) -> int:

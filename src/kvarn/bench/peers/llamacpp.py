@@ -26,7 +26,9 @@ TRIAL = 16  # tokens generated in a trial
 
 
 class LlamaCpp:
-    def __init__(self, python: str, model: Path, threads: int, chunk: int, cases: Sequence[Case]) -> None:
+    def __init__(
+        self, python: str, model: Path, threads: int, chunk: int, cases: Sequence[Case], worker: Path = WORKER
+    ) -> None:
         self.contexts = {case.batch: max(c.context for c in cases if c.batch == case.batch) for case in cases}
         self.tried: dict[Case, dict[str, float]] = {}
         self.setting: dict[str, Any] = {}
@@ -35,7 +37,7 @@ class LlamaCpp:
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         try:
             self.process = subprocess.Popen(
-                [python, "-I", str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
+                [python, "-I", str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
             )
         except OSError as error:
             self.said.close()

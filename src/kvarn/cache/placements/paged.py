@@ -6,8 +6,9 @@ copied up to there when the sequence goes on. Under a window, blocks that no que
 at commit, where they stay reusable until their place is needed.
 """
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.placement import Adoption, GroupConfig, Placement, Reason, ReuseLimit
@@ -34,12 +35,30 @@ class PagedResidency(Residency):
         return self.blocks[self.index(self.node.depth)] if self.tail else None
 
 
+def resident(path: Sequence[Node], length: int, config: GroupConfig) -> int:
+    """The longest length <= `length` of which every block that the next query sees is resident.
+
+    A block that is missing ends the reuse before it; then the blocks before that are needed, down to its window."""
+    size = config.block_size
+    for logical, node in enumerate(path[: config.pinned_blocks]):
+        if node.block is None:
+            length = min(length, logical * size)
+    logical = ceil_div(length, size) - 1
+    while logical >= max(config.spec.floor(length) // size, 0):
+        if path[logical].block is None:
+            length = logical * size
+        logical -= 1
+    return length
+
+
 class Paged(Placement[PagedResidency]):
     shares = True
 
-    def __init__(self, config: GroupConfig, digest: ChainHash = chain_hash) -> None:
+    def __init__(
+        self, config: GroupConfig, digest: ChainHash = chain_hash, clock: Callable[[], float] = time.time
+    ) -> None:
         super().__init__(config)
-        self.tree = PrefixTree(self.block_size, max_forgotten=max(config.n_blocks, 256), digest=digest)
+        self.tree = PrefixTree(self.block_size, max(config.n_blocks, 256), digest, clock)
         self.pool = BlockPool(config.n_blocks, self.tree.holds, self.tree.detach, config.watermarks)
 
     @staticmethod
@@ -69,7 +88,7 @@ class Paged(Placement[PagedResidency]):
         root = self.residency(seq).node
         path = list(self.tree.walk(root, tokens))
         known = len(path) * self.block_size
-        reused = self._resident(path, min(known, limit))
+        reused = resident(path, min(known, limit), self.config)
         if reused < min(known, limit):
             lost = path[reused // self.block_size]
             return Adoption(reused, ReuseLimit(lost.why, known, when=lost.when))
@@ -79,21 +98,6 @@ class Paged(Placement[PagedResidency]):
         if reused < limit:
             return Adoption(reused, self._limit(node, tokens, known, reused))
         return Adoption(reused, ReuseLimit(Reason.END, reused))
-
-    def _resident(self, path: list[Node], length: int) -> int:
-        """The longest length <= `length` of which every block that the next query sees is resident.
-
-        A block that is missing ends the reuse before it; then the blocks before that are needed, down to its window."""
-        size = self.block_size
-        for logical, node in enumerate(path[: self.config.pinned_blocks]):
-            if node.block is None:
-                length = min(length, logical * size)
-        logical = ceil_div(length, size) - 1
-        while logical >= max(self.spec.floor(length) // size, 0):
-            if path[logical].block is None:
-                length = logical * size
-            logical -= 1
-        return length
 
     def _limit(self, node: Node, tokens: Sequence[int], known: int, reused: int) -> ReuseLimit:
         """Why no more than `reused` tokens: `known` of them in full blocks, and what follows those."""
