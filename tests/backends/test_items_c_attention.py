@@ -21,9 +21,10 @@ from support.harness import (
     workload,
     write_rotated,
 )
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.backends.reference import Reference, cells, dense, rope
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from support.harness import Driven, bits, chunks, drive, fill_with_nan, inputs, oracle, run
+from support.pages import over_pages
 
 from kvarn import native
 from kvarn.backends.base import Counters
-from kvarn.backends.host import over_pages
 from kvarn.backends.reference import Reference
 from kvarn.cache.codec import CODECS
 from kvarn.cache.placement import Reason

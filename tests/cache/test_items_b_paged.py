@@ -19,9 +19,10 @@ from support.harness import (
     inputs,
     named,
 )
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.cache.codec import CODECS
 from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements.paged import Paged
