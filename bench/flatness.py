@@ -1,8 +1,9 @@
-"""What a decoded token costs as the context grows: no more than the bytes it must read.
+"""Measures how the time of a decoded token grows with the context: only by the bytes that it reads.
 
-Time per token against bytes read per token (weights and cells), fitted by a line: its slope is what a byte costs, its
-intercept what a token costs besides. Also Python's share of a step (the engine around the program's one call), and
-attention's time per layer and head (what a step takes beyond one at depth 0).
+It fits a line to time per token over bytes read per token (weights and cells). The slope is the time per
+byte. The intercept is the time per token that does not depend on bytes. It also reports Python's share of
+a step (all time outside the program's call), and attention's time per layer and head (the time of a step
+minus that of a step at depth 0).
 
     python bench/flatness.py [-m smollm2] [-d 0,512,...] [--cache-type bf16] [-t 2] [--out FILE]
 """
@@ -29,7 +30,7 @@ from kvarn.llm import LLM
 
 
 class Timed:
-    """A program that adds up the time of its calls."""
+    """A program that measures the total time of its calls."""
 
     def __init__(self, program: Any) -> None:
         self._program = program
@@ -62,12 +63,12 @@ def measure(llm: LLM, setup: Setup, depths: list[int], n: int, repetitions: int)
             times.append(reading.seconds / reading.tokens)
             shares.append(1 - (program.seconds - before) / reading.seconds)
             nbytes = reading.nbytes / reading.tokens
-        middle = statistics.median(times)
-        spread = (max(times) - min(times)) / middle
+        median = statistics.median(times)
+        spread = (max(times) - min(times)) / median
         points.append(
             {
                 "depth": depth,
-                "ms_per_token": 1000 * middle,
+                "ms_per_token": 1000 * median,
                 "spread": spread,
                 "bytes_per_token": nbytes,
                 "python_share": statistics.median(shares),
@@ -115,9 +116,9 @@ def main() -> None:
     points = measure(llm, Setup(args.cache, args.cache_type), depths, args.n, args.repetitions)
     line = fit(points, bandwidth, llm.config.n_layers, llm.config.n_heads)
     if args.out:
-        found = {"model": args.model, "cache": args.cache, "cache_type": args.cache_type}
-        found |= {"points": points, "fit": line, "machine": facts(bandwidth)}
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"model": args.model, "cache": args.cache, "cache_type": args.cache_type}
+        result |= {"points": points, "fit": line, "machine": facts(bandwidth)}
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{args.model}, {args.cache} {args.cache_type}, {bandwidth.threads} threads\n")
     header = ("depth", "ms/token", "spread", "MB/token", "GB/s", "Python")
     print_table(header, [describe(point) for point in points], left=0)

@@ -1,8 +1,8 @@
-"""The speed that kvarn promises on two cores: target, measured, pass.
+"""Compares the measured speed on two cores with kvarn's targets.
 
-Each run is a `kvarn bench` beside llama.cpp (its best KV setting), repetitions interleaved; the command stands in the
-raw JSON. llama-cpp-python is looked for in two environments: KVARN_PEER_PYTHON (a build for AVX-512) and
-KVARN_PEER_PYTHON_AVX2; where one is missing its ratios are not measured.
+Each run is a `kvarn bench` against llama.cpp with its best KV setting, with interleaved repetitions. The
+raw JSON contains the command. Two environment variables name Python interpreters with llama-cpp-python:
+KVARN_PEER_PYTHON (built for AVX-512) and KVARN_PEER_PYTHON_AVX2. Without them, ratios are not measured.
 
     python bench/targets.py [--out FILE] [--only WORD] [-r 5]
 """
@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
     name: str
     flags: str
-    peer: str = AVX512  # the variable that names the peer's interpreter
+    peer: str = AVX512  # the environment variable that names the peer's interpreter
     isa: str | None = None
     model: str = "smollm2"
 
@@ -72,7 +72,7 @@ def command(run: Run, repetitions: int) -> list[str]:
 
 
 def execute(run: Run, repetitions: int) -> dict[str, Any]:
-    """The JSON of the run, or {"error": a line}."""
+    """The JSON of the run, or {"error": message}."""
     environment = os.environ | ({"KVARN_ISA": run.isa} if run.isa else {})
     start = "import sys; from kvarn.cli import main; sys.exit(main())"
     arguments = command(run, repetitions)
@@ -85,7 +85,7 @@ def execute(run: Run, repetitions: int) -> dict[str, Any]:
 
 
 def verdicts(target: Target, result: dict[str, Any]) -> list[list[str]]:
-    """Lines of target, measured, pass: one for the figure and one for the ratio."""
+    """Table rows (target, at least, measured, verdict): one for the rate and one for the ratio."""
     if "error" in result:
         return [[target.what, "", "", result["error"]]]
     row = find(result, target.test, target.depth, target.cache_type)
@@ -108,7 +108,7 @@ def find(result: dict[str, Any], test: str, depth: int, cache_type: str) -> dict
 
 
 def aim(result: dict[str, Any]) -> list[str]:
-    """Not a promise: int8 cells are half the bytes, so they should be the faster ones."""
+    """An aim, not a target: int8 cells have half the bytes, so they should be faster."""
     what = "aim: int8 cache @ 4.2k above bf16"
     if "error" in result:
         return [what, "", "", result["error"]]
@@ -127,7 +127,7 @@ def main() -> None:
     for run in chosen:
         print(f"{run.name}: kvarn bench {run.flags}", file=sys.stderr, flush=True)
         results[run.name] = execute(run, args.repetitions)
-        if args.out:  # after each: a long run that is stopped has not been for nothing
+        if args.out:  # write after each run, so that an interrupted session keeps its results
             args.out.write_text(json.dumps({"runs": results}, indent=1) + "\n", encoding="utf-8")
     lines = [line for target in TARGETS if target.run in results for line in verdicts(target, results[target.run])]
     if "deep" in results:

@@ -155,5 +155,5 @@ def test_cached_tokens_of_a_server_do_not_count(url: str) -> None:
 
 
 def test_a_server_that_refuses_is_quoted(url: str) -> None:
-    with pytest.raises(KvarnError, match="is no URL of a server"):
+    with pytest.raises(KvarnError, match="is not a URL of a server"):
         Server("ftp://127.0.0.1", 256, LONGEST)

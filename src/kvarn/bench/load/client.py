@@ -1,4 +1,7 @@
-"""One streamed request over a connection of its own, with the time of every piece. HTTP/1.1 by h11 on asyncio."""
+"""A client that sends one streamed request per connection and records the time of every piece of text.
+
+HTTP/1.1 with h11 on asyncio.
+"""
 
 import asyncio
 import json
@@ -16,10 +19,10 @@ from kvarn.errors import KvarnError
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are seconds of time.perf_counter."""
+    """The result of one request. Times are seconds of time.perf_counter."""
 
     start: float
-    pieces: list[float] = field(default_factory=list)  # when text arrived
+    pieces: list[float] = field(default_factory=list)  # arrival times of pieces of text
     end: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -32,7 +35,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token behind the first."""
+        """Mean seconds per output token after the first."""
         return (self.pieces[-1] - self.pieces[0]) / max(self.output_tokens - 1, 1)
 
     @property
@@ -51,16 +54,17 @@ class Target:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def models(self) -> list[str]:
-        """Names that the server gives; an error in one line if it cannot be asked."""
+        """The names of the server's models."""
         status, text = 0, b""
         async for kind, data in self._exchange("GET", "/v1/models", b""):
             status, text = (int(data), text) if kind == "status" else (status, text + data)
         try:
             return [str(model["id"]) for model in json.loads(text)["data"]]
         except (ValueError, KeyError, TypeError):
-            told = f"answers {status}, not a list of models{_message(text)}"
             hint = "; give a key with --api-key" if status == 401 else ""
-            raise KvarnError(f"{self._url.geturl()}: /v1/models {told}{hint}") from None
+            raise KvarnError(
+                f"{self._url.geturl()}: /v1/models answers {status}, not a list of models{_message(text)}{hint}"
+            ) from None
 
     async def ask(self, body: dict[str, Any]) -> Outcome:
         outcome = Outcome(time.perf_counter())
@@ -85,7 +89,7 @@ class Target:
         return outcome
 
     async def _exchange(self, method: str, path: str, body: bytes) -> AsyncIterator[tuple[str, bytes]]:
-        """("status", digits), then ("data", bytes) as they arrive."""
+        """Yields ("status", digits), then ("data", bytes) as they arrive."""
         secure = ssl.create_default_context() if self._url.scheme == "https" else None
         port = self._url.port or (443 if secure else 80)
         try:
@@ -113,7 +117,7 @@ class Target:
 
 
 def _message(answer: bytes) -> str:
-    """What an error says, if it has OpenAI's shape."""
+    """The message of an error response, if it has OpenAI's format."""
     try:
         return f" ({json.loads(answer)['error']['message'][:200]})"
     except (ValueError, KeyError, TypeError):
@@ -121,7 +125,7 @@ def _message(answer: bytes) -> str:
 
 
 def _take(outcome: Outcome, line: bytes, now: float) -> None:
-    """One line of the stream."""
+    """Add one line of the stream to the outcome."""
     if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
         return
     try:
@@ -133,7 +137,7 @@ def _take(outcome: Outcome, line: bytes, now: float) -> None:
         outcome.error = str(event["error"].get("message", "an error"))[:200]
     if any(choice.get("text") or choice.get("finish_reason") for choice in event.get("choices", ())):
         outcome.pieces.append(now)
-        outcome.output_tokens += not event.get("usage")  # unless the server counts: one token per piece
+        outcome.output_tokens += not event.get("usage")  # one token per piece, unless the server reports usage
     if usage := event.get("usage"):
         outcome.prompt_tokens = usage.get("prompt_tokens") or 0
         outcome.output_tokens = usage.get("completion_tokens") or 0
