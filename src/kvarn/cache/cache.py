@@ -139,9 +139,7 @@ class KVCache:
             entries = [self._entry(seq) for seq in step.seqs]
             for seq, entry, n in zip(step.seqs, entries, step.n_new, strict=True):
                 if entry.residencies[0].length + n != entry.prepared:
-                    raise BadStep(
-                        f"sequence {seq} has changed since this step of {n} tokens was prepared: prepare anew"
-                    )
+                    raise BadStep(f"sequence {seq} has changed since this step was prepared: prepare a new step")
             for entry in entries:
                 for r in entry.residencies:
                     r.length = r.reserved = entry.prepared

@@ -1,8 +1,8 @@
 """The placement axis: which physical block holds logical block j of a sequence.
 
 Contract of every placement. A verb succeeds completely, or it raises and changes nothing. `reserve`
-and `fork` return False and change nothing when there is no room now. Only `commit` takes blocks from
-a live sequence. The module imports no tensor library, so tests need no device.
+and `fork` return False and change nothing when there is no room now. Only `commit` and `rewind` take
+blocks from a live sequence. The module imports no tensor library, so tests need no device.
 
     open -> adopt? -> (reserve -> copies -> [kernels write and read] -> advance -> commit)* -> free
                        rewind and fork between steps
@@ -31,7 +31,8 @@ counts `committed`, `length` and `reserved` of a Residency `r`. It calls these m
 Three rules for a member:
 
 - `r.writable`: positions below it are reserved without calling a method (`_ready`). `_extend` raises
-  it. A member sets it to 0 when another sequence begins to share a block that r may write.
+  it, `rewind` sets it to 0. A member sets it to 0 when another sequence begins to share a block that
+  r may write.
 - `r.changed`: the first entry that the device's table does not have yet. Change entries through
   `Residency.append`, `replace` and `remove`, which keep it right; KVCache.prepare sends the entries.
 - `self._copies`: a member appends each copy between blocks. The copies run before the next writes.
@@ -91,7 +92,7 @@ class GroupConfig:
     def __post_init__(self) -> None:
         marks = self.watermarks
         if marks is not None and (len(marks) != 2 or not 0 <= marks[1] <= marks[0] <= 1):
-            raise KvarnError(f"watermarks {marks}: give two shares of use, the second no larger, within 0 and 1")
+            raise KvarnError(f"watermarks {marks}: give (high, low), two fractions from 0 to 1 with low <= high")
 
     @property
     def context_blocks(self) -> int:
