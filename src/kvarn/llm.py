@@ -159,9 +159,9 @@ class LLM:
             self.runner.cancel(job)
 
 
-def context_of(config: ModelConfig, asked: int | None) -> int:
+def context_of(config: ModelConfig, context: int | None) -> int:
     """The context to use. None: the default; 0: the longest that the model was trained for."""
-    return min(config.context, DEFAULT_CONTEXT) if asked is None else asked or config.context
+    return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
 
 
 def _check_memory(wanted: int, backend: Backend) -> None:

@@ -94,12 +94,12 @@ class Generation:
     async def _answers(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
         while len(self._ended) < len(self._tickets):
-            taken = await self._inbox.take()
-            for which, update in taken:  # note all ends first: the client may disconnect at any piece
+            updates = await self._inbox.take()
+            for which, update in updates:  # note all ends first: the client may disconnect at any piece
                 if isinstance(update, Ended) and update.error is None:
                     self._ended[which] = update.explanation
                     self._n_tokens += update.n_tokens
-            for which, update in taken:
+            for which, update in updates:
                 if isinstance(update, AnswerPart):
                     yield which * self._call.n + update.sample, update
                 elif update.error is not None:
@@ -141,16 +141,16 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.ensure_future(self._events(send) if self._stream else self._once(scope, receive, send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        disconnected = asyncio.ensure_future(_until_disconnected(receive))
         try:
-            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answering, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 answering.result()
         finally:
             self._generation.cancel()
-            for task in (answering, gone):
+            for task in (answering, disconnected):
                 task.cancel()
-            await asyncio.gather(answering, gone, return_exceptions=True)
+            await asyncio.gather(answering, disconnected, return_exceptions=True)
 
     async def _once(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -181,7 +181,7 @@ class Answer(Response):
             await send(message)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
