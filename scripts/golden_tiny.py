@@ -1,10 +1,10 @@
-"""Golden data from llama.cpp for tiny random models of every architecture and rope scaling.
+"""Writes golden data from llama.cpp for tiny random models of every architecture and rope scaling.
 
-    pip install xllamacpp gguf numpy      (in an environment of its own)
+    pip install xllamacpp gguf numpy      (in a separate environment)
     python scripts/golden_tiny.py [VARIANT ...]      (without a name: all of them)
 
-Writes tests/golden/tiny.json: for each variant the eight most likely next tokens and their log-probabilities at every
-position of 60 random tokens. The models are made by tests/support/tiny_gguf.py, the same bytes each time.
+tests/golden/tiny.json has, for each variant and each of 60 random tokens, the eight most likely next tokens
+and their log-probabilities. tests/support/tiny_gguf.py makes the models, always with the same bytes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Names of array types."""
+"""Aliases of array types."""
 
 from typing import Any
 
@@ -8,4 +8,4 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
-Cells = NDArray[Any]  # of a codec's unit
+Cells = NDArray[Any]  # elements are a codec's units

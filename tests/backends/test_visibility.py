@@ -11,9 +11,10 @@ from support.harness import (
     inputs,
     run,
 )
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.backends.reference import Reference
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig

@@ -14,9 +14,10 @@ from support.harness import (
     inputs,
 )
 from support.pager import SPEC
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.cache.codec import CODECS
 from kvarn.errors import BadArray
 

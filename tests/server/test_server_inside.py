@@ -225,7 +225,7 @@ def test_a_fault_fails_one_request_only(model: Path, caplog: pytest.LogCaptureFi
         for i, ((status, answer), (_, text)) in enumerate(zip(together, streamed, strict=True)):
             if i == 3:
                 assert status == 500
-                assert answer["error"]["message"] == "the request failed through a fault of the server (RuntimeError)"
+                assert answer["error"]["message"] == "the request failed: internal error of the server (RuntimeError)"
                 assert '"type": "server_error"' in text
                 assert "[DONE]" not in text
             else:

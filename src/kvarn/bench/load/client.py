@@ -1,4 +1,7 @@
-"""One streamed request over a connection of its own, with the time of every piece. HTTP/1.1 by h11 on asyncio."""
+"""A client that sends one streamed request per connection and records the time of every piece of text.
+
+HTTP/1.1 with h11 on asyncio.
+"""
 
 import asyncio
 import json
@@ -16,10 +19,10 @@ from kvarn.errors import KvarnError
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are seconds of time.perf_counter."""
+    """The result of one request. Times are seconds of time.perf_counter."""
 
     start: float
-    pieces: list[float] = field(default_factory=list)  # when text arrived
+    pieces: list[float] = field(default_factory=list)  # arrival times of pieces of text
     end: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -32,7 +35,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token behind the first."""
+        """Mean seconds per output token after the first."""
         return (self.pieces[-1] - self.pieces[0]) / max(self.output_tokens - 1, 1)
 
     @property
@@ -106,7 +109,7 @@ class Target:
 
 
 def _take(outcome: Outcome, line: bytes, now: float) -> None:
-    """One line of the stream."""
+    """Add one line of the stream to the outcome."""
     if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
         return
     try:
@@ -118,7 +121,7 @@ def _take(outcome: Outcome, line: bytes, now: float) -> None:
         outcome.error = str(event["error"].get("message", "an error"))[:200]
     if any(choice.get("text") or choice.get("finish_reason") for choice in event.get("choices", ())):
         outcome.pieces.append(now)
-        outcome.output_tokens += not event.get("usage")  # unless the server counts: one token per piece
+        outcome.output_tokens += not event.get("usage")  # one token per piece, unless the server reports usage
     if usage := event.get("usage"):
         outcome.prompt_tokens = usage.get("prompt_tokens") or 0
         outcome.output_tokens = usage.get("completion_tokens") or 0

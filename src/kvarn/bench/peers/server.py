@@ -1,10 +1,11 @@
-"""An OpenAI-compatible server as the subject of a benchmark. Prompts are token ids, timed by the client.
+"""A server with OpenAI's API as the subject of a benchmark. Prompts are token ids; the client measures time.
 
-    pp    requests for one token each; a prompt's last N tokens are new, and what the server reports as cached is not
-          counted
-    tg    streams; tokens that arrive while all the sequences are generating
+    pp    requests for one token each. The last N tokens of a prompt are new. Tokens that the server
+          reports as cached are not counted.
+    tg    streams. Only tokens that arrive while all sequences generate are counted.
 
-Depth is kept by the server's prefix cache. Where it has none, pp counts and pays the depth's tokens too.
+The server's prefix cache holds the first D tokens (the depth). If a server has none, pp computes and
+counts these tokens too.
 """
 
 import json
@@ -59,11 +60,11 @@ class Server:
         arrivals = list(pool.map(lambda prompt: self.arrivals(prompt, case.n + 1), prompts))
         start, stop = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
         if stop <= start:
-            raise KvarnError(f"{self.url} does not generate {case.batch} sequences side by side: lower -b or raise -n")
+            raise KvarnError(f"{self.url} does not generate {case.batch} sequences at once: lower -b or raise -n")
         return Reading(sum(start < at <= stop for times in arrivals for at in times), stop - start)
 
     def arrivals(self, prompt: list[int], n: int) -> list[float]:
-        """When each token came."""
+        """The arrival time of each token."""
         times = []
         for line in self.post(prompt, n, True):
             if line.startswith(b"data:") and b"[DONE]" not in line and json.loads(line[5:]).get("choices"):
