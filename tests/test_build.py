@@ -46,6 +46,7 @@ def test_nothing_shipped_is_tuned_to_the_building_machine() -> None:
     assert native.isas()[-1] == "portable"
 
 
+@pytest.mark.requirement(39)
 def test_parts_import_only_what_they_may_and_in_no_circle() -> None:
     """The rules are in scripts/imports.py: the cache is integers, models know no backend, the engine no text."""
     assert rules.violations() == []

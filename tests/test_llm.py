@@ -22,6 +22,7 @@ def llm() -> LLM:
     return LLM(model("smollm2"), cache="paged", context=512, max_seqs=4)
 
 
+@pytest.mark.requirement(40, 43)
 def test_four_lines() -> None:
     (output,) = llm().generate(FOX, SamplingParams(max_tokens=6))
     assert output.text == " with a quick brown bear."
@@ -89,6 +90,7 @@ def test_samples_and_seeds() -> None:
         assert all(entry.logprob <= entry.top[0][1] for entry in completion.logprobs)
 
 
+@pytest.mark.requirement(34, 39)
 @pytest.mark.parametrize("strategy", ["contiguous", "head-major", "repeated", "ring", "sliding", "sinks", "auto"])
 def test_every_strategy_by_name(strategy: str) -> None:
     other = LLM(model("smollm2"), cache=strategy, context=256, max_seqs=1)
@@ -178,6 +180,7 @@ def test_inspect(capsys: pytest.CaptureFixture) -> None:
     assert {t["type"] for t in facts["tensors"]} == {"F32", "Q4_1", "Q8_0"}
 
 
+@pytest.mark.requirement(36)
 def test_perplexity_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "text.txt"
     path.write_text("The quick brown fox jumps over the lazy dog. " * 20)

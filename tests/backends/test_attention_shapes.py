@@ -140,6 +140,7 @@ def test_keys_and_values_may_differ_in_width(layout: str, codec: str) -> None:
         Cpu().memory(plan(config))
 
 
+@pytest.mark.requirement(39)
 def test_dense_attention_is_the_oracle_of_unequal_widths() -> None:
     spec = LayerSpec(2, 1, 12, 6)
     x = inputs(spec, 9, seed=2)

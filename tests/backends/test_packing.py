@@ -22,9 +22,10 @@ def packed(raw: np.ndarray, name: str, columns: int) -> native.Weight:
     return native.pack(pool(), name, raw, columns, grid_of(name))
 
 
+@pytest.mark.requirement(41)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type(name: str, rows: int) -> None:
+def test_unpacking_gives_the_bits_of_the_gguf_package(name: str, rows: int) -> None:
     raw = sane_rows(name, rows, COLUMNS, seed=rows)
     weight = packed(raw, name, COLUMNS)
     assert (weight.rows, weight.cols) == (rows, COLUMNS)
@@ -53,6 +54,7 @@ def test_any_bytes_pack(name: str) -> None:
         assert np.array_equal(unpacked(packed(raw, name, COLUMNS)), dequantized(raw, name), equal_nan=True)
 
 
+@pytest.mark.requirement(42)
 @pytest.mark.parametrize(
     ("name", "most"), [("Q2_K", 2.63), ("Q3_K", 3.57), ("Q4_K", 4.63), ("Q5_K", 5.63), ("Q6_K", 6.57)]
 )

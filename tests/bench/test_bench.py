@@ -45,6 +45,7 @@ FIELDS = {"test", "depth", "batch", "cache", "cache_type", "threads", "tok_s", "
 COMBINED = "-p 8 -n 4 -d 0,40 -b 1,2 --cache paged,contiguous --cache-type bf16,int8 -t 1 -r 2"
 
 
+@pytest.mark.requirement(38)
 def test_one_row_per_combination(path: Path, capsys: pytest.CaptureFixture) -> None:
     result = json_of(capsys, path, *COMBINED.split())
     rows = result["rows"]

@@ -17,6 +17,7 @@ def test_every_target_names_a_row_of_its_run(target: Target) -> None:
     assert str(target.depth) in words[words.index("-d") + 1].split(",")
 
 
+@pytest.mark.requirement(31)
 def test_a_figure_and_a_ratio_pass_or_fail_on_their_own() -> None:
     target = Target("decode @ 0", "start", "tg64", 400, 2)
     peer = {"ratio": 1.5, "tok_s": 250, "setting": "bf16 no flash"}

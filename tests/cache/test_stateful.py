@@ -94,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.book.check()
 
 
-@pytest.mark.requirement(35)
+@pytest.mark.requirement(33, 35)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_verbs_against_the_dictionary_oracle(name: str) -> None:
     machine = type("Machine", (CacheMachine,), {"name": name})

@@ -68,6 +68,7 @@ BAD = {
 }
 
 
+@pytest.mark.requirement(39)
 @pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
 def test_bad_input_gets_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["strategies", *flags]) == 1

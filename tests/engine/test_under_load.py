@@ -43,6 +43,7 @@ def alone(prompt: list[int], params: SamplingParams) -> list[list[tuple]]:
     return [log[(id(request), k)] for k in range(params.n)]
 
 
+@pytest.mark.requirement(21, 34)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_bit_equality_under_load(seed: int) -> None:
     rng = random.Random(seed)

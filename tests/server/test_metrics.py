@@ -45,6 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.requirement(37)
 def test_known_traffic_gives_exact_values(server: Served) -> None:
     def value(name: str, **labels: str) -> float:
         return server.metric(f"kvarn:{name}", model_name="tiny", **labels)
@@ -93,6 +94,7 @@ def test_known_traffic_gives_exact_values(server: Served) -> None:
     assert value("kv_cache_resident_tokens") == resident
 
 
+@pytest.mark.requirement(37)
 def test_names_that_dashboards_know(server: Served) -> None:
     page = server.ask("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
