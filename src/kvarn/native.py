@@ -18,10 +18,10 @@ except ImportError as error:
 from kvarn._native import (
     CacheView,
     Markers,
+    PackedMatrix,
     Pool,
     Program,
     Spm,
-    Weight,
     arena,
     attend,
     cpu_features,
@@ -44,10 +44,10 @@ __all__ = [
     "SUM_ORDERS",
     "CacheView",
     "Markers",
+    "PackedMatrix",
     "Pool",
     "Program",
     "Spm",
-    "Weight",
     "arena",
     "attend",
     "cpu_features",
@@ -72,18 +72,18 @@ SUM_ORDERS = ("pairs", "tiles")
 
 
 def select_isa(name: str) -> None:
-    if not _native.select(name):
+    if not _native.select_isa(name):
         raise KvarnError(f"instruction set {name!r} does not run here; available: {', '.join(isas())}")
 
 
 def sum_order() -> str:
-    return _native.order()
+    return _native.sum_order()
 
 
 def select_sum_order(name: str) -> None:
     if name not in SUM_ORDERS:
         raise KvarnError(f"there is no order of sums {name!r}; choose {' or '.join(SUM_ORDERS)}")
-    _native.select_order(name == "tiles")
+    _native.select_sum_order(name == "tiles")
 
 
 def _select_from_environment() -> None:

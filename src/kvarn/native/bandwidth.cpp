@@ -11,7 +11,7 @@
 namespace kvarn {
 
 double read_bandwidth(int64_t bytes, int threads) {
-    const Packed memory = allocate(Kind::F32, 16, std::max<int64_t>(bytes, 1 << 20) / 64);
+    const PackedMatrix memory = allocate(Kind::F32, 16, std::max<int64_t>(bytes, 1 << 20) / 64);
     const int64_t words = memory.nbytes() / 64 * 8;
     auto* data = reinterpret_cast<uint64_t*>(memory.data.get());
     for (int64_t i = 0; i < words; i += 64) data[i] = uint64_t(i);

@@ -30,20 +30,20 @@ void same_shape(const In& x, const Out& out) {
 void encode_bf16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
     nb::gil_scoped_release release;
-    kvarn::kernels().cells->bf16(x.data(), out.data(), int64_t(x.size()));
+    kvarn::kernels().encoders->bf16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_f16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
     nb::gil_scoped_release release;
-    kvarn::kernels().cells->f16(x.data(), out.data(), int64_t(x.size()));
+    kvarn::kernels().encoders->f16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
     same_shape(x, out);
     if (scale.shape(0) != x.shape(0)) throw nb::value_error("encode_int8: one scale per row of x is needed");
     nb::gil_scoped_release release;
-    kvarn::kernels().cells->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
+    kvarn::kernels().encoders->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
 }
 
 std::string_view view(const nb::bytes& text) { return {text.c_str(), text.size()}; }
@@ -59,11 +59,11 @@ std::vector<kvarn::Marker> markers(std::vector<std::string> texts, const std::ve
 }
 
 std::vector<std::tuple<int32_t, size_t, size_t>> split(const kvarn::Markers& self, nb::bytes text, bool special) {
-    std::vector<std::tuple<int32_t, size_t, size_t>> pieces;
+    std::vector<std::tuple<int32_t, size_t, size_t>> spans;
     nb::gil_scoped_release release;
-    for (const kvarn::Piece& piece : self.split(view(text), special))
-        pieces.emplace_back(piece.id, piece.begin, piece.end);
-    return pieces;
+    for (const kvarn::TextSpan& span : self.split(view(text), special))
+        spans.emplace_back(span.id, span.begin, span.end);
+    return spans;
 }
 
 std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool special) {
@@ -77,10 +77,11 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a tokenizer kept in a Python cache outlives the module: that is no leak
     m.def("cpu_features", &kvarn::cpu_features);
     m.def("isas", &kvarn::isas);
-    m.def("isa", [] { return std::string(kvarn::kernels().cells->name); });
-    m.def("select", [](const std::string& name) { return kvarn::select(name); }, nb::arg("name"));
-    m.def("order", [] { return kvarn::order() == kvarn::Order::Tiles ? "tiles" : "pairs"; });
-    m.def("select_order", [](bool tiles) { kvarn::select(tiles ? kvarn::Order::Tiles : kvarn::Order::Pairs); });
+    m.def("isa", [] { return std::string(kvarn::kernels().encoders->name); });
+    m.def("select_isa", [](const std::string& name) { return kvarn::select_isa(name); }, nb::arg("name"));
+    m.def("sum_order", [] { return kvarn::sum_order() == kvarn::SumOrder::Tiles ? "tiles" : "pairs"; });
+    m.def("select_sum_order",
+          [](bool tiles) { kvarn::select_sum_order(tiles ? kvarn::SumOrder::Tiles : kvarn::SumOrder::Pairs); });
     // noconvert: an array that does not fit is refused; converted silently, `out` would be a copy that nobody sees.
     const auto x = nb::arg("x").noconvert(), out = nb::arg("out").noconvert(), scale = nb::arg("scale").noconvert();
     m.def("encode_bf16", &encode_bf16, x, out);

@@ -63,7 +63,7 @@ struct Array {
 struct Cache {
     CacheView view;
     std::vector<nb::object> kept;   // the arrays that the view points into
-    std::vector<nb::object> slots;  // of each group: this step's
+    std::vector<nb::object> cells;  // of each group: this step's
 };
 
 void bind_cache(nb::module_& m);

@@ -32,7 +32,7 @@ void add_group(Cache& c, In blocks, In first, In n_blocks, In kv_len, In q_start
     g.table = {b.data(), f.data(), n.data(), len.data(), start.data(), nullptr, seqs, b.shape(1), 0};
     g.spec = {n_heads, n_kv_heads, window, pinned};
     c.view.groups.push_back(g);
-    c.slots.emplace_back();
+    c.cells.emplace_back();
     for (const In& x : {blocks, first, n_blocks, kv_len, q_start}) c.kept.push_back(nb::cast(x));
 }
 
@@ -83,24 +83,24 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
 }
 
 // This step's cells; checked here because kernels write where they point.
-void set_slots(Cache& c, int64_t group, In slots) {
+void set_cells(Cache& c, int64_t group, In cells) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
-           "set_slots: group " + std::to_string(group) + " is not there");
-    const Array<const int64_t, 1> s(slots, "table.slots");
+           "set_cells: group " + std::to_string(group) + " is not there");
+    const Array<const int64_t, 1> s(cells, "table.cells");
     TableView& t = c.view.groups[size_t(group)].table;
-    ensure(s.shape(0) == t.q_start[t.n_seqs], "table: one slot per new token is needed, " +
+    ensure(s.shape(0) == t.q_start[t.n_seqs], "table: one cell per new token is needed, " +
                                                   std::to_string(t.q_start[t.n_seqs]) + " and not " +
                                                   std::to_string(s.shape(0)));
-    int64_t cells = 0;
+    int64_t n_cells = 0;
     for (const LayerView& l : c.view.layers)
         if (l.group == group)
-            cells =
-                cells ? std::min(cells, l.store.n_blocks * l.store.block_size) : l.store.n_blocks * l.store.block_size;
+            n_cells = n_cells ? std::min(n_cells, l.store.n_blocks * l.store.block_size)
+                              : l.store.n_blocks * l.store.block_size;
     for (int64_t i = 0; i < s.shape(0); ++i)
-        ensure(s.data()[i] >= -1 && s.data()[i] < cells,
-               "table: slot " + std::to_string(s.data()[i]) + " lies outside the store of " + std::to_string(cells));
-    t.slots = s.data(), t.tokens = s.shape(0);
-    c.slots[size_t(group)] = nb::cast(slots);
+        ensure(s.data()[i] >= -1 && s.data()[i] < n_cells,
+               "table: cell " + std::to_string(s.data()[i]) + " lies outside the store of " + std::to_string(n_cells));
+    t.cells = s.data(), t.tokens = s.shape(0);
+    c.cells[size_t(group)] = nb::cast(cells);
 }
 
 const LayerView& layer_of(const Cache& c, int64_t layer) {
@@ -121,8 +121,8 @@ int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
     int64_t written = 0;
     const int64_t row = g.spec.n_kv_heads * l.store.dim;
     for (int64_t t = 0; t < g.table.tokens; ++t)
-        if (g.table.slots[t] >= 0)
-            written += write_heads(l.store, *kernels().cells, g.table.slots[t], {0, l.store.n_heads},
+        if (g.table.cells[t] >= 0)
+            written += write_heads(l.store, *kernels().encoders, g.table.cells[t], {0, l.store.n_heads},
                                    k.data() + t * row, v.data() + t * row, g.spec.n_kv_heads);
     return written;
 }
@@ -153,7 +153,7 @@ void bind_cache(nb::module_& m) {
         .def("add_group", &add_group)
         .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
              nb::arg("codec"), nb::arg("group"))
-        .def("set_slots", &set_slots)
+        .def("set_cells", &set_cells)
         .def("write", &write_layer);
     m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"), nb::arg("out"),
           nb::arg("scale"), nb::arg("prefill"), nb::arg("decode"));

@@ -14,7 +14,7 @@ namespace kvarn {
 //   Pairs: what VDPBF16PS does: one chain, pairs of terms ascending, the odd one first.
 //   Tiles: what AMX does: per 32 terms one chain of the even terms and one of the odd terms, both from zero, then
 //          sum += even + odd.
-enum class Order { Pairs, Tiles };
+enum class SumOrder { Pairs, Tiles };
 
 struct Linear;
 struct Rows;
@@ -22,7 +22,7 @@ struct Attention;
 struct Dots;
 
 // The cell encoders of one instruction set. Arrays are contiguous; `out` never overlaps `x`.
-struct Cells {
+struct CellEncoders {
     const char* name;
     void (*bf16)(const float* x, uint16_t* out, int64_t n);
     void (*f16)(const float* x, uint16_t* out, int64_t n);
@@ -30,18 +30,18 @@ struct Cells {
 };
 
 struct Kernels {  // everything one instruction set brings
-    const Cells* cells;
+    const CellEncoders* encoders;
     const Linear* linear;
     const Rows* rows;
     const Attention* attention;
     const Dots* dots;
 };
 
-std::vector<std::string> cpu_features();  // what the processor and the operating system offer, by name
-std::vector<std::string> isas();          // the instruction sets that run here, best first
-const Kernels& kernels();                 // those in use: the best, unless select() chose another
-bool select(const std::string& name);     // false, and nothing changed, when `name` does not run here
-Order order();                            // in use: Tiles where a matrix unit runs, unless select() chose another
-void select(Order order);
+std::vector<std::string> cpu_features();   // what the processor and the operating system offer, by name
+std::vector<std::string> isas();           // the instruction sets that run here, best first
+const Kernels& kernels();                  // those in use: the best, unless another was selected
+bool select_isa(const std::string& name);  // false, and nothing changed, when `name` does not run here
+SumOrder sum_order();                      // in use: Tiles where a matrix unit runs, unless another was selected
+void select_sum_order(SumOrder order);
 
 }  // namespace kvarn

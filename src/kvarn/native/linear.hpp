@@ -43,10 +43,10 @@ struct Output {
 };
 
 // Memory that will be read soon: a product of many rows leaves memory idle, and can bring it nearer meanwhile.
-struct Coming {
-    const uint8_t* const* pieces = nullptr;
-    int64_t n = 0, bytes = 0;   // so many pieces of so many bytes
-    int64_t piece = 0, at = 0;  // how far it has got
+struct PrefetchQueue {
+    const uint8_t* const* spans = nullptr;
+    int64_t n_spans = 0, span_bytes = 0;
+    int64_t next = 0, done = 0;  // the span in progress, and its bytes that are done
 };
 
 struct Range {  // of groups of output rows, and of tiles of activation rows
@@ -56,7 +56,8 @@ struct Range {  // of groups of output rows, and of tiles of activation rows
 struct Linear {
     void (*quantize)(const float* x, const Activations& out, int64_t row);  // into codes and meta
     void (*round)(const float* x, const Activations& out, int64_t row);     // into bf16
-    void (*multiply)(const Packed& w, const Activations& x, const Output& y, const Range& range, Coming& coming);
+    void (*multiply)(const PackedMatrix& w, const Activations& x, const Output& y, const Range& range,
+                     PrefetchQueue& queue);
 };
 
 }  // namespace kvarn

@@ -19,7 +19,7 @@ struct Marker {
     bool strips_right;  // swallows the white space that follows
 };
 
-struct Piece {
+struct TextSpan {
     int32_t id;  // -1: plain text
     size_t begin, end;
 };
@@ -27,7 +27,7 @@ struct Piece {
 class Markers {
   public:
     explicit Markers(std::vector<Marker> markers);
-    std::vector<Piece> split(std::string_view text, bool special) const;
+    std::vector<TextSpan> split(std::string_view text, bool special) const;
 
   private:
     struct Node {

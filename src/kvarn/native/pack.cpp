@@ -1,8 +1,8 @@
 #include <iterator>
 
+#include "group_writer.hpp"
 #include "half.hpp"
 #include "pages.hpp"
-#include "target.hpp"
 
 namespace kvarn {
 
@@ -50,7 +50,7 @@ void put_plane(uint8_t* plane, int64_t row, uint32_t bits) {
         for (int j = 0; j < 4; ++j) plane[row * 4 + j] |= uint8_t(((bits >> (4 * g + j)) & 1u) << g);
 }
 
-void pack_simple(const Target& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4_1 Q5_0 Q5_1
+void pack_simple(const GroupWriter& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4_1 Q5_0 Q5_1
     const Kind kind = t.w.kind;
     const bool five = kind == Kind::Q5_0 || kind == Kind::Q5_1, min = kind == Kind::Q4_1 || kind == Kind::Q5_1;
     const int64_t per_block = 2 + (min ? 2 : 0) + (five ? 4 : 0) + 16, scale_stride = min ? 64 : 32;
@@ -72,7 +72,7 @@ void pack_simple(const Target& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4
     }
 }
 
-void pack_q8_0(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q8_0(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 34) {
         t.put_half(b * 32, row, half(src));
         for (int g = 0; g < 8; ++g) put(t.block(b) + g * 64 + row * 4, word(src + 2 + g * 4) ^ 0x80808080u);
@@ -89,7 +89,7 @@ void scale_min(const uint8_t* s, int j, uint8_t& sc, uint8_t& mn) {
     }
 }
 
-void pack_q45_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q45_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     const bool five = t.w.kind == Kind::Q5_K;
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += five ? 176 : 144) {
         const int64_t at = s * 320;
@@ -125,7 +125,7 @@ void put_pairs(uint8_t* planes, int64_t row, const uint8_t* from, int shift) {
     }
 }
 
-void pack_q2_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q2_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 84) {
         const int64_t at = s * 320;
         t.put_half(at, row, half(src + 80));
@@ -135,7 +135,7 @@ void pack_q2_k(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-void pack_q3_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q3_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 110) {
         const int64_t at = s * 288;
         const uint8_t *high = src, *sc = src + 96;
@@ -151,7 +151,7 @@ void pack_q3_k(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-void pack_q6_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q6_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 210) {
         const int64_t at = s * 288;
         t.put_half(at, row, half(src + 208));
@@ -171,16 +171,16 @@ void pack_q6_k(const Target& t, int64_t row, const uint8_t* src) {
 }
 
 template <typename T>
-void pack_plain(const Target& t, int64_t row, const uint8_t* src) {
+void pack_plain(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t c = 0; c < t.w.cols; ++c)
         memcpy(t.codes + (c * kGroup + row) * sizeof(T), src + c * sizeof(T), sizeof(T));
 }
 
-void pack_bf16(const Target& t, int64_t row, const uint8_t* src) {
+void pack_bf16(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t c = 0; c < t.w.cols; ++c) memcpy(t.codes + (c / 2 * kGroup + row) * 4 + c % 2 * 2, src + c * 2, 2);
 }
 
-constexpr Stored kStored[] = {
+constexpr FileType kFileTypes[] = {
     {"Q4_0", 32, 18, Kind::Q4_0, pack_simple},      {"Q4_1", 32, 20, Kind::Q4_1, pack_simple},
     {"Q5_0", 32, 22, Kind::Q5_0, pack_simple},      {"Q5_1", 32, 24, Kind::Q5_1, pack_simple},
     {"Q8_0", 32, 34, Kind::Q8_0, pack_q8_0},        {"Q2_K", 256, 84, Kind::Q2_K, pack_q2_k},
@@ -192,18 +192,18 @@ constexpr Stored kStored[] = {
 
 }  // namespace
 
-const Stored* stored_as(const std::string& type) {
-    for (const Stored& s : kStored)
-        if (type == s.type) return &s;
-    return table_type(type);
+const FileType* find_file_type(const std::string& name) {
+    for (const FileType& s : kFileTypes)
+        if (name == s.name) return &s;
+    return find_table_type(name);
 }
 
 const char* name_of(Kind kind) { return shape_of(kind).name; }
 int64_t code_bytes(Kind kind) { return shape_of(kind).codes; }
 int64_t scale_bytes(Kind kind) { return shape_of(kind).scales; }
 
-Packed allocate(Kind kind, int64_t rows, int64_t cols) {
-    Packed w;
+PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols) {
+    PackedMatrix w;
     w.kind = kind;
     w.rows = rows, w.cols = cols;
     w.groups = up(rows, kGroup) / kGroup;
@@ -214,20 +214,20 @@ Packed allocate(Kind kind, int64_t rows, int64_t cols) {
     return w;
 }
 
-Packed allocate(const Stored& stored, int64_t rows, int64_t cols) {
-    Packed w = allocate(stored.kind, rows, cols);
-    if (stored.numbers)
-        for (int i = 0; i < 16; ++i) w.table[i] = uint8_t(stored.numbers[i] + 128);
+PackedMatrix allocate(const FileType& file_type, int64_t rows, int64_t cols) {
+    PackedMatrix w = allocate(file_type.kind, rows, cols);
+    if (file_type.numbers)
+        for (int i = 0; i < 16; ++i) w.table[i] = uint8_t(file_type.numbers[i] + 128);
     return w;
 }
 
-void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin,
+void pack(const FileType& file_type, const int8_t* grid, const uint8_t* rows, const PackedMatrix& out, int64_t begin,
           int64_t end) {
-    const int64_t row_bytes = out.cols / stored.columns * stored.bytes;
+    const int64_t row_bytes = out.cols / file_type.columns * file_type.bytes;
     for (int64_t group = begin; group < end; ++group) {
-        const Target t(out, group, grid);
+        const GroupWriter t(out, group, grid);
         for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row)
-            stored.pack_row(t, row, rows + (group * kGroup + row) * row_bytes);
+            file_type.pack_row(t, row, rows + (group * kGroup + row) * row_bytes);
     }
 }
 

@@ -48,7 +48,7 @@ enum class Kind : int32_t {
 constexpr int64_t kGroup = 16;  // output rows side by side
 constexpr int64_t kBlock = 32;  // columns that share an activation scale
 
-struct Packed {
+struct PackedMatrix {
     Kind kind{};
     int64_t rows = 0, cols = 0;  // as the model has them
     int64_t groups = 0, blocks = 0;
@@ -66,12 +66,12 @@ const char* name_of(Kind kind);
 int64_t code_bytes(Kind kind);   // of one block of one group
 int64_t scale_bytes(Kind kind);  // of one block of one group, on average
 
-struct Target;
-using PackRow = void (*)(const Target& to, int64_t row, const uint8_t* from);
+struct GroupWriter;
+using PackRow = void (*)(const GroupWriter& to, int64_t row, const uint8_t* from);
 
 // How a type of the file is stored, and what it becomes.
-struct Stored {
-    const char* type;
+struct FileType {
+    const char* name;
     int64_t columns, bytes;  // of a stored block
     Kind kind;
     PackRow pack_row;
@@ -79,17 +79,18 @@ struct Stored {
     int64_t grid_rows = 0, grid_columns = 0;  // of the grid of numbers that its codes point into, if it has one
 };
 
-const Stored* stored_as(const std::string& type);  // null: no type of weights
+const FileType* find_file_type(const std::string& name);  // null: no type of weights
 // Whether a grid holds only what the type's table can.
-bool fits(const Stored& stored, const int8_t* grid);
+bool fits(const FileType& file_type, const int8_t* grid);
 
-std::shared_ptr<uint8_t> pages(int64_t bytes);           // zeroed, in large pages where the system has them
-Packed allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
-Packed allocate(const Stored& stored, int64_t rows, int64_t cols);
+std::shared_ptr<uint8_t> pages(int64_t bytes);                 // zeroed, in large pages where the system has them
+PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
+PackedMatrix allocate(const FileType& file_type, int64_t rows, int64_t cols);
 
 // Rows of stored bytes into groups [begin, end). Groups are independent: threads may share the work.
-void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin, int64_t end);
+void pack(const FileType& file_type, const int8_t* grid, const uint8_t* rows, const PackedMatrix& out, int64_t begin,
+          int64_t end);
 
-void unpack_row(const Packed& packed, int64_t row, float* out);  // [cols]
+void unpack_row(const PackedMatrix& packed, int64_t row, float* out);  // [cols]
 
 }  // namespace kvarn

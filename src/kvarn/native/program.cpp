@@ -17,9 +17,9 @@ int64_t now() {
         .count();
 }
 
-constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights pass by
-constexpr int64_t kManyRows = 9;         // from so many on products wait for arithmetic, not for memory
-constexpr int64_t kNearBytes = 3 << 20;  // of cells that a thread has brought nearer before it reads them
+constexpr int64_t kTilesAtOnce = 8;          // activation tiles that stay in L2 while weights pass by
+constexpr int64_t kManyRows = 9;             // from so many on products wait for arithmetic, not for memory
+constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread has brought nearer before it reads them
 
 }  // namespace
 
@@ -35,8 +35,8 @@ struct Program::Step {
     float* logits;
     std::vector<Counted> counted;  // per thread
 
-    int64_t rows_of(const Op& op) const { return op.selected ? n_rows : n_tokens; }
-    bool apart(const Op& op) const { return op.apart && rows_of(op) == 1; }
+    int64_t rows_of(const Op& op) const { return op.wanted_rows_only ? n_rows : n_tokens; }
+    bool per_thread(const Op& op) const { return op.per_thread && rows_of(op) == 1; }
 };
 
 // A single row is made ready by every thread for itself, which is quicker than waiting for one that does it for all,
@@ -44,9 +44,9 @@ struct Program::Step {
 void Program::add_op(Op op) {
     if ((op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) && !ops_.empty()) {
         Op& before = ops_.back();
-        before.apart = before.kind == Op::Kind::Prepare || before.kind == Op::Kind::Gated;
+        before.per_thread = before.kind == Op::Kind::NormRound || before.kind == Op::Kind::Gated;
         for (const Segment& s : op.segments)
-            before.apart = before.apart && (s.out < 0 || (s.out != before.in && s.out != before.in2));
+            before.per_thread = before.per_thread && (s.out < 0 || (s.out != before.in && s.out != before.in2));
     }
     ops_.push_back(std::move(op));
 }
@@ -107,7 +107,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
         std::vector<Shares>& phases = shares_.emplace_back();
         for (int phase = 0; phase < 3; ++phase) phases.emplace_back(pool_->size());
     }
-    plans_.resize(cache.groups.size());
+    work_.resize(cache.groups.size());
     int64_t floats = 0, scratch = 0;
     for (size_t g = 0; g < cache.groups.size(); ++g) {
         const auto layer = [&]() -> const LayerView& {
@@ -115,8 +115,8 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
                 if (l.group == int64_t(g)) return l;
             return cache.layers[0];
         }();
-        plans_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
-        floats = std::max(floats, plans_[g].partial_floats);
+        work_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
+        floats = std::max(floats, work_[g].partial_floats);
         scratch = std::max(scratch, scratch_bytes(layer.store.dim));
     }
     if (int64_t(partials_.size()) < floats) partials_.resize(size_t(floats));
@@ -137,10 +137,10 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
             shares_[i][0].reset(n);
         }
         if (op.kind == Op::Kind::Attention) {
-            const Plan& plan = plans_[size_t(cache.layers[size_t(op.layer)].group)];
-            shares_[i][0].reset(int64_t(plan.rows.size()));
-            shares_[i][1].reset(int64_t(plan.prefill.size() + plan.decode.size()));
-            shares_[i][2].reset(int64_t(plan.merges.size()));
+            const AttentionWork& work = work_[size_t(cache.layers[size_t(op.layer)].group)];
+            shares_[i][0].reset(int64_t(work.rows.size()));
+            shares_[i][1].reset(int64_t(work.prefill.size() + work.decode.size()));
+            shares_[i][2].reset(int64_t(work.merges.size()));
         }
     }
     pool_->run([&](int thread) { walk(step, thread); });
@@ -161,11 +161,11 @@ void Program::walk(Step& step, int thread) {
                 table.sin[size_t(t * half + i)] = float(double(table.magnitude) * both.sin);
             }
     }
-    expect_cells(step, 0, thread);
+    queue_prefetch(step, 0, thread);
     for (size_t i = 0; i < ops_.size(); ++i) {
         const int64_t begin = tracing_ && thread == 0 ? now() : 0;
         run_op(step, ops_[i], i, thread);
-        if (!step.apart(ops_[i])) pool_->barrier(thread);
+        if (!step.per_thread(ops_[i])) pool_->barrier(thread);
         if (tracing_ && thread == 0) timings_.push_back({int32_t(i), begin, now()});
     }
 }
@@ -176,9 +176,9 @@ void Program::run_op(Step& step, const Op& op, size_t index, int thread) {
     switch (op.kind) {
         case Op::Kind::Embed:
             return embed(step, op, shares, thread);
-        case Op::Kind::Prepare:
+        case Op::Kind::NormRound:
         case Op::Kind::Gated:
-            return prepare(step, op, shares, thread);
+            return make_linear_input(step, op, shares, thread);
         case Op::Kind::Linear:
         case Op::Kind::Logits:
             return linear(step, op, shares, thread);
@@ -213,17 +213,17 @@ void Program::embed(Step& step, const Op& op, Shares& shares, int thread) {
 }
 
 // Rows in f32, then in the forms that the next product reads; rows past the last of a short tile are zeros.
-void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
+void Program::make_linear_input(Step& step, const Op& op, Shares& shares, int thread) {
     const Buffer& out = buffers_[size_t(op.out)];
-    const bool apart = step.apart(op);
+    const bool per_thread = step.per_thread(op);
     Own& own = own_[size_t(thread)];
     Activations& x = own.x;
     x.rows = step.rows_of(op), x.cols = out.width, x.blocks = out.stride / kBlock;
     x.height = kTile;
     while (x.height > 1 && x.height / 2 >= x.rows) x.height /= 2;
-    x.codes = apart ? own.codes.data() : codes_.data();
-    x.meta = apart ? own.meta.data() : meta_.data();
-    x.bf16 = apart ? own.bf16.data() : bf16_.data();
+    x.codes = per_thread ? own.codes.data() : codes_.data();
+    x.meta = per_thread ? own.meta.data() : meta_.data();
+    x.bf16 = per_thread ? own.bf16.data() : bf16_.data();
     x.f32 = out.data.data(), x.stride = out.stride;
     const auto make = [&](int64_t r, float* y) {
         if (op.kind == Op::Kind::Gated)
@@ -232,16 +232,16 @@ void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
             kernels_.rows->norm(row(op.in, r), op.weight->data(), out.width, op.eps, y);
         else
             y = row(op.in, r);
-        if (op.codes) kernels_.linear->quantize(y, x, r);
-        if (op.bf16) kernels_.linear->round(y, x, r);
+        if (op.needs_int8) kernels_.linear->quantize(y, x, r);
+        if (op.needs_bf16) kernels_.linear->round(y, x, r);
     };
-    if (apart) {
+    if (per_thread) {
         if (op.kind == Op::Kind::Gated || op.weight) x.f32 = own.row.data();
         return make(0, own.row.data());
     }
     int64_t r, end;
     while (shares.take(thread, 1, r, end)) make(r, row(op.out, r));
-    if (op.codes && thread == 0)  // no thread reads these rows before the barrier
+    if (op.needs_int8 && thread == 0)  // no thread reads these rows before the barrier
         for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
             const int64_t t = surplus / kTile, in = surplus % kTile;
             for (int64_t b = 0; b < x.blocks; ++b) {
@@ -275,7 +275,7 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
                 y.bias = s.bias ? s.bias->data() : nullptr;
                 y.add = s.add;
                 const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
-                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].coming);
+                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].prefetch);
             }
             begin = stop;
         }
@@ -284,10 +284,10 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
 void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const GroupView& group = step.cache.groups[size_t(layer.group)];
-    const Plan& plan = plans_[size_t(layer.group)];
+    const AttentionWork& work = work_[size_t(layer.group)];
     Counted& counted = step.counted[size_t(thread)];
-    if (!plan.rows.empty()) {
-        write_rows(step, op, plan, shares_[index][0], thread);
+    if (!work.rows.empty()) {
+        write_rows(step, op, work, shares_[index][0], thread);
         pool_->barrier(thread);
     }
 
@@ -298,52 +298,54 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     AttentionArgs one = many;  // a unit of decode has its query in the thread's own row
     one.q = own.q.data(), one.q_stride = 0;
     int64_t i, end;
-    const auto n_prefill = int64_t(plan.prefill.size());
+    const auto n_prefill = int64_t(work.prefill.size());
     for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {
         if (i < n_prefill) {
-            counted.read += kernels_.attention->prefill(many, plan.prefill[size_t(i)], own.scratch.data());
+            counted.read += kernels_.attention->prefill(many, work.prefill[size_t(i)], own.scratch.data());
         } else {
-            const Unit& unit = plan.decode[size_t(i - n_prefill)];
-            begin_decode(step, op, unit, thread);
-            counted.read += kernels_.attention->decode(one, unit, partials_.data(), own.scratch.data());
+            const WorkItem& item = work.decode[size_t(i - n_prefill)];
+            begin_decode(step, op, item, thread);
+            counted.read += kernels_.attention->decode(one, item, partials_.data(), own.scratch.data());
         }
         stop = now();
         (i < n_prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
     }
-    expect_cells(step, size_t(op.layer) + 1, thread);
-    if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
-    if (plan.merges.empty()) return;
+    queue_prefetch(step, size_t(op.layer) + 1, thread);
+    if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !work.decode.empty();
+    if (work.merges.empty()) return;
     pool_->barrier(thread);
     while (shares_[index][2].take(thread, 1, i, end))
-        kernels_.attention->merge(many, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
+        kernels_.attention->merge(many, work.decode.data(), work.merges[size_t(i)], partials_.data());
 }
 
 // The cells that this thread will read in the next attention, so far as caches hold them: products of many rows bring
 // them nearer meanwhile. A panel's cells of all heads are one piece; a slab without panels has none so small.
-void Program::expect_cells(Step& step, size_t index, int thread) {
+void Program::queue_prefetch(Step& step, size_t index, int thread) {
     Own& own = own_[size_t(thread)];
-    own.pieces.clear(), own.coming = {};
+    own.prefetch_spans.clear(), own.prefetch = {};
     if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
     const LayerView& layer = step.cache.layers[index];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const std::vector<Unit>& units = plans_[size_t(layer.group)].decode;
+    const std::vector<WorkItem>& items = work_[size_t(layer.group)].decode;
     const StoreView& s = layer.store;
-    const int64_t cell = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell;
-    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(units.size()), threads = pool_->size();
+    const int64_t cell_size = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell_size;
+    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size()), threads = pool_->size();
     for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
-        const Unit& u = units[size_t(i)];
-        if (u.head > 0) continue;  // its panels are another unit's too
-        const int32_t* blocks = table.blocks + u.seq * table.max_blocks;
-        const int32_t* first = table.first + u.seq * table.max_blocks;
+        const WorkItem& item = items[size_t(i)];
+        if (item.head > 0) continue;  // its panels are another unit's too
+        const int32_t* blocks = table.blocks + item.seq * table.max_blocks;
+        const int32_t* first = table.first + item.seq * table.max_blocks;
         for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
-            for (int64_t b = 0; b < table.n_blocks[u.seq]; ++b) {
-                const int64_t end = std::min(u.end - first[b], s.block_size);
-                for (int64_t p = std::max<int64_t>(u.begin - first[b], 0) / s.panel_size; p * s.panel_size < end; ++p)
-                    own.pieces.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell);
+            for (int64_t b = 0; b < table.n_blocks[item.seq]; ++b) {
+                const int64_t end = std::min(item.end - first[b], s.block_size);
+                for (int64_t p = std::max<int64_t>(item.begin - first[b], 0) / s.panel_size; p * s.panel_size < end;
+                     ++p)
+                    own.prefetch_spans.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell_size);
             }
-        if (int64_t(own.pieces.size()) * bytes >= kNearBytes) break;
+        if (int64_t(own.prefetch_spans.size()) * bytes >= kPrefetchBytes) break;
     }
-    own.coming.pieces = own.pieces.data(), own.coming.n = int64_t(own.pieces.size()), own.coming.bytes = bytes;
+    own.prefetch.spans = own.prefetch_spans.data(), own.prefetch.n_spans = int64_t(own.prefetch_spans.size()),
+    own.prefetch.span_bytes = bytes;
 }
 
 // Norm and rotate heads of token t where they stand.
@@ -358,43 +360,43 @@ void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector&
 }
 
 // Prefill: q and k of whole rows, then k and v into the cells that the table names.
-void Program::write_rows(Step& step, const Op& op, const Plan& plan, Shares& shares, int thread) {
+void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Shares& shares, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const HeadRange all{0, layer.store.n_heads};
     int64_t i, end;
     while (shares.take(thread, 1, i, end)) {
-        const int64_t t = plan.rows[size_t(i)], slot = table.slots[t];
-        expect_write(layer.store, slot, all);
+        const int64_t t = work.rows[size_t(i)], cell = table.cells[t];
+        prefetch_write(layer.store, cell, all);
         finish_heads(op, t, op.heads, op.weight, row(op.in, t));
         finish_heads(op, t, op.kv_heads, op.weight2, row(op.in2, t));
-        if (slot >= 0)
+        if (cell >= 0)
             step.counted[size_t(thread)].written +=
-                write_heads(layer.store, *kernels_.cells, slot, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
+                write_heads(layer.store, *kernels_.encoders, cell, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
     }
 }
 
 // Decode: a unit makes its own heads of q ready, in a row of its thread's, and the unit that holds the token itself
 // also writes those of k and v. No other unit reads these cells, so nobody has to wait.
-void Program::begin_decode(Step& step, const Op& op, const Unit& unit, int thread) {
+void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const int64_t t = table.q_start[unit.seq], dim = op.head_dim, slot = table.slots[t];
+    const int64_t t = table.q_start[item.seq], dim = op.head_dim, cell = table.cells[t];
     const int64_t group = op.heads / layer.store.n_heads, copies = layer.store.n_heads / op.kv_heads;
-    const HeadRange heads{unit.head, unit.head + unit.heads};
-    const bool writes = unit.end == table.kv_len[unit.seq] && slot >= 0;
+    const HeadRange heads{item.head, item.head + item.heads};
+    const bool writes = item.end == table.kv_len[item.seq] && cell >= 0;
     Own& own = own_[size_t(thread)];
-    if (writes) expect_write(layer.store, slot, heads);
+    if (writes) prefetch_write(layer.store, cell, heads);
     const auto ready = [&](int buffer, float* to, int64_t first, int64_t n, const Vector& norm) {
         memcpy(to + first * dim, row(buffer, t) + first * dim, size_t(n * dim) * 4);
         finish_heads(op, t, n, norm, to + first * dim);
     };
-    ready(op.in, own.q.data(), heads.begin * group, unit.heads * group, op.weight);
+    ready(op.in, own.q.data(), heads.begin * group, item.heads * group, op.weight);
     if (!writes) return;
     const int64_t from = heads.begin / copies, to = (heads.end + copies - 1) / copies;
     ready(op.in2, own.k.data(), from, to - from, op.weight2);
     step.counted[size_t(thread)].written +=
-        write_heads(layer.store, *kernels_.cells, slot, heads, own.k.data(), row(op.in3, t), op.kv_heads);
+        write_heads(layer.store, *kernels_.encoders, cell, heads, own.k.data(), row(op.in3, t), op.kv_heads);
 }
 
 }  // namespace kvarn

@@ -54,16 +54,16 @@ struct HeadRange {  // of stored heads
 };
 
 // Bring the cells of a coming write into the cache.
-void expect_write(const StoreView& store, int64_t slot, HeadRange heads);
+void prefetch_write(const StoreView& store, int64_t cell, HeadRange heads);
 
 // Cells of one token's keys and values (k and v: n_kv_heads rows of dim), encoded into place. Returns bytes written.
-int64_t write_heads(const StoreView& store, const Cells& cells, int64_t slot, HeadRange heads, const float* k,
+int64_t write_heads(const StoreView& store, const CellEncoders& encoders, int64_t cell, HeadRange heads, const float* k,
                     const float* v, int64_t n_kv_heads);
 
 // The units of one step over one group of layers.
-struct Plan {
+struct AttentionWork {
     std::vector<int64_t> rows;  // tokens of prefill: their keys are written before any of them is read
-    std::vector<Unit> decode, prefill;
+    std::vector<WorkItem> decode, prefill;
     std::vector<Merge> merges;
     int64_t partial_floats = 0;
 
@@ -95,22 +95,22 @@ struct RopeTable {
 using Vector = std::shared_ptr<std::vector<float>>;  // a norm's weight or a bias, padded with zeros
 
 struct Segment {  // a matrix of a linear operation
-    Packed weight;
+    PackedMatrix weight;
     Vector bias;
     int out = -1;
     bool add = false;
 };
 
 struct Op {
-    enum class Kind { Embed, Prepare, NormAdd, Add, Linear, Attention, Gated, Select, Logits } kind{};
+    enum class Kind { Embed, NormRound, NormAdd, Add, Linear, Attention, Gated, Select, Logits } kind{};
     std::string name;
-    bool selected = false;  // runs over the rows that the caller asked for, not over all tokens
-    bool apart = false;     // every thread may do it for itself: only the linear behind it reads what it makes
+    bool wanted_rows_only = false;  // runs over the rows that the caller asked for, not over all tokens
+    bool per_thread = false;        // every thread may do it for itself: only the linear behind it reads what it makes
     int in = -1, in2 = -1, in3 = -1, out = -1;
     float scale = 1, eps = 0;
-    bool codes = false, bf16 = false;  // forms of its output that the next linear reads
-    Vector weight, weight2;            // norms
-    Packed matrix;
+    bool needs_int8 = false, needs_bf16 = false;  // forms of its output that the next linear reads
+    Vector weight, weight2;                       // norms
+    PackedMatrix matrix;
     std::vector<Segment> segments;
     int layer = 0, rope = -1, heads = 0, kv_heads = 0, head_dim = 0;
     Gate gate{};
@@ -155,8 +155,8 @@ class Program {
         Lines<BlockMeta> meta;
         Lines<uint16_t> bf16;
         Lines<uint8_t> scratch;
-        std::vector<const uint8_t*> pieces;
-        Coming coming;
+        std::vector<const uint8_t*> prefetch_spans;
+        PrefetchQueue prefetch;
     };
     struct Step;
 
@@ -164,12 +164,12 @@ class Program {
     void walk(Step& step, int thread);
     void run_op(Step& step, const Op& op, size_t index, int thread);
     void embed(Step&, const Op&, Shares&, int thread);
-    void prepare(Step&, const Op&, Shares&, int thread);
+    void make_linear_input(Step&, const Op&, Shares&, int thread);
     void linear(Step&, const Op&, Shares&, int thread);
     void attention(Step&, const Op&, size_t index, int thread);
-    void write_rows(Step&, const Op&, const Plan&, Shares&, int thread);
-    void begin_decode(Step&, const Op&, const Unit&, int thread);
-    void expect_cells(Step&, size_t layer, int thread);
+    void write_rows(Step&, const Op&, const AttentionWork&, Shares&, int thread);
+    void begin_decode(Step&, const Op&, const WorkItem&, int thread);
+    void queue_prefetch(Step&, size_t layer, int thread);
     void finish_heads(const Op&, int64_t t, int64_t heads, const Vector& norm, float* x) const;
     float* row(int buffer, int64_t r) {
         return buffers_[size_t(buffer)].data.data() + r * buffers_[size_t(buffer)].stride;
@@ -186,7 +186,7 @@ class Program {
     Lines<BlockMeta> meta_;
     Lines<uint16_t> bf16_;
     std::vector<std::vector<Shares>> shares_;  // per operation, one per phase
-    std::vector<Plan> plans_;
+    std::vector<AttentionWork> work_;
     Lines<float> partials_;
     bool tracing_ = false;
     std::vector<Timing> timings_;

@@ -120,16 +120,16 @@ std::vector<int32_t> Spm::encode(std::string_view text, bool special) const {
     std::vector<int32_t> out;
     bool prefix = space_prefix_;
     std::string escaped;
-    for (const Piece& piece : markers_.split(text, special)) {
-        if (piece.id >= 0) {
-            out.push_back(piece.id);
+    for (const TextSpan& span : markers_.split(text, special)) {
+        if (span.id >= 0) {
+            out.push_back(span.id);
             prefix = space_prefix_;
             continue;
         }
         escaped.clear();
         if (prefix) escaped += kSpace;
         prefix = false;
-        append_escaped(text.substr(piece.begin, piece.end - piece.begin), escaped);
+        append_escaped(text.substr(span.begin, span.end - span.begin), escaped);
         merge(escaped, out);
     }
     return out;

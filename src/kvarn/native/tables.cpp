@@ -1,10 +1,10 @@
-// Types whose numbers come out of a table of 16 or fewer: IQ*, TQ*, MXFP4. Stored blocks of 256 columns become a scale,
-// sixteen factors of it, and the place of each number in the table. The larger types keep no numbers but rows of a
-// grid, which is given to them. Scales move by powers of two, so that factors are whole; nothing is rounded.
+// Types whose numbers come out of a table of 16 or fewer: IQ*, TQ*, MXFP4. FileType blocks of 256 columns become a
+// scale, sixteen factors of it, and the place of each number in the table. The larger types keep no numbers but rows of
+// a grid, which is given to them. Scales move by powers of two, so that factors are whole; nothing is rounded.
 #include <bit>
 
+#include "group_writer.hpp"
 #include "half.hpp"
-#include "target.hpp"
 
 namespace kvarn {
 
@@ -153,7 +153,7 @@ struct Places {  // of numbers in the table
 };
 
 template <int64_t kBytes, void (*decode)(const uint8_t*, Block&), int kPer = 32>
-void pack_256(const Target& t, int64_t row, const uint8_t* src) {
+void pack_256(const GroupWriter& t, int64_t row, const uint8_t* src) {
     const Places place(t.w.table);
     Block b;
     b.grid = t.grid;
@@ -172,14 +172,14 @@ void pack_256(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-void pack_iq4_nl(const Target& t, int64_t row, const uint8_t* src) {
+void pack_iq4_nl(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 18) {
         t.put_float(b * 64, row, widen(half(src)));
         put_nibbles(t.block(b), row, src + 2);
     }
 }
 
-void pack_mxfp4(const Target& t, int64_t row, const uint8_t* src) {
+void pack_mxfp4(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 17) {
         const uint32_t e = src[0];  // half of 2^(e - 127), the table being doubled
         t.put_float(b * 64, row, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
@@ -187,7 +187,7 @@ void pack_mxfp4(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-constexpr Stored kTables[] = {
+constexpr FileType kTableTypes[] = {
     {"IQ1_S", 256, 50, Kind::Table32, pack_256<50, iq1_s>, kIq1, 2048, 8},
     {"IQ1_M", 256, 56, Kind::Table16, pack_256<56, iq1_m, 16>, kIq1, 2048, 8},
     {"IQ2_XXS", 256, 66, Kind::Table32, pack_256<66, iq2_xxs>, kIq2, 256, 8},
@@ -204,17 +204,17 @@ constexpr Stored kTables[] = {
 
 }  // namespace
 
-const Stored* table_type(const std::string& type) {
-    for (const Stored& s : kTables)
-        if (type == s.type) return &s;
+const FileType* find_table_type(const std::string& name) {
+    for (const FileType& s : kTableTypes)
+        if (name == s.name) return &s;
     return nullptr;
 }
 
-bool fits(const Stored& stored, const int8_t* grid) {
-    for (int64_t i = 0; i < stored.grid_rows * stored.grid_columns; ++i) {
-        bool found = stored.numbers == kIq1 && grid[i] >= -1 && grid[i] <= 1;  // shifted, not negated
-        if (stored.numbers != kIq1)
-            for (int j = 0; j < 16; ++j) found = found || (grid[i] > 0 && grid[i] == stored.numbers[j]);
+bool fits(const FileType& file_type, const int8_t* grid) {
+    for (int64_t i = 0; i < file_type.grid_rows * file_type.grid_columns; ++i) {
+        bool found = file_type.numbers == kIq1 && grid[i] >= -1 && grid[i] <= 1;  // shifted, not negated
+        if (file_type.numbers != kIq1)
+            for (int j = 0; j < 16; ++j) found = found || (grid[i] > 0 && grid[i] == file_type.numbers[j]);
         if (!found) return false;
     }
     return true;

@@ -1,4 +1,4 @@
-// Packed weights back to numbers, one at a time: embeddings, and the proof that packing loses nothing.
+// PackedMatrix weights back to numbers, one at a time: embeddings, and the proof that packing loses nothing.
 #include "half.hpp"
 #include "pack.hpp"
 
@@ -6,12 +6,12 @@ namespace kvarn {
 
 namespace {
 
-int8_t code_at(const Packed& w, int64_t group, int64_t row, int64_t column) {  // of kinds with 8 bits
+int8_t code_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // of kinds with 8 bits
     const int64_t in = column % kBlock;
     return int8_t(w.codes(group)[column / kBlock * 512 + in / 4 * 64 + row * 4 + in % 4] ^ 0x80u);
 }
 
-uint8_t bits_at(const Packed& w, int64_t group, int64_t row, int64_t column) {  // of kinds with 2 to 6 bits
+uint8_t bits_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // of kinds with 2 to 6 bits
     const int64_t in = column % kBlock, g = in / 4, place = row * 4 + in % 4, bytes = code_bytes(w.kind);
     const uint8_t* codes = w.codes(group) + column / kBlock * bytes;
     const auto pair = [&] { return unsigned(codes[g / 4 * 64 + place] >> (g % 4 * 2)) & 3u; };
@@ -37,7 +37,7 @@ float float_at(const uint8_t* p) {
     return x;
 }
 
-float number_at(const Packed& w, int64_t group, int64_t row, int64_t c) {
+float number_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t c) {
     const uint8_t* s = w.scales(group);
     const int64_t b = c / kBlock, part = c % kBlock / 16;
     switch (w.kind) {
@@ -89,7 +89,7 @@ float number_at(const Packed& w, int64_t group, int64_t row, int64_t c) {
 
 }  // namespace
 
-void unpack_row(const Packed& packed, int64_t row, float* out) {
+void unpack_row(const PackedMatrix& packed, int64_t row, float* out) {
     for (int64_t c = 0; c < packed.cols; ++c) out[c] = number_at(packed, row / kGroup, row % kGroup, c);
 }
 

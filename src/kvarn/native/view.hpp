@@ -24,7 +24,7 @@ struct StoreView {
 struct TableView {
     const int32_t *blocks = nullptr, *first = nullptr;  // [S, N]
     const int32_t *n_blocks = nullptr, *kv_len = nullptr, *q_start = nullptr;
-    const int64_t* slots = nullptr;  // [T]
+    const int64_t* cells = nullptr;  // [T]
     int64_t n_seqs = 0, max_blocks = 0, tokens = 0;
 };
 
@@ -61,7 +61,7 @@ constexpr int64_t kHeadRows = 60;    // query rows of a decode unit, at most
 // A unit of work of one sequence. Decode: its one query position, over slots [begin, end), for some stored heads, tile
 // by tile and head by head, which is how memory lies. Prefill: query positions [begin, end) of one stored head, over
 // all keys.
-struct Unit {
+struct WorkItem {
     int32_t seq, head, heads;
     int64_t begin, end;
     int64_t partial;  // decode: where its (m, l, O) go, one after the other for each query head
@@ -76,9 +76,9 @@ struct Merge {         // the partial results of one sequence and one stored hea
 int64_t scratch_bytes(int64_t dim);  // that a thread needs
 
 struct Attention {
-    int64_t (*decode)(const AttentionArgs&, const Unit&, float* partials, uint8_t* scratch);  // bytes read
-    void (*merge)(const AttentionArgs&, const Unit* units, const Merge&, const float* partials);
-    int64_t (*prefill)(const AttentionArgs&, const Unit&, uint8_t* scratch);
+    int64_t (*decode)(const AttentionArgs&, const WorkItem&, float* partials, uint8_t* scratch);  // bytes read
+    void (*merge)(const AttentionArgs&, const WorkItem* items, const Merge&, const float* partials);
+    int64_t (*prefill)(const AttentionArgs&, const WorkItem&, uint8_t* scratch);
 };
 
 }  // namespace kvarn

@@ -25,7 +25,7 @@ GATES = {"silu": 0, "gelu": 1}  # as native/rows.hpp numbers them
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    matrices: Mapping[str, native.Weight]
+    matrices: Mapping[str, native.PackedMatrix]
     vectors: Mapping[str, Floats]  # norms and biases
 
 
@@ -39,7 +39,7 @@ class _Emitter:
     def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, program: native.Program) -> None:
         self.eps, self.weights, self.program = norm_eps, weights, program
         self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads to come
-        self.matrices: dict[Value, list[native.Weight]] = {}  # that read a value
+        self.matrices: dict[Value, list[native.PackedMatrix]] = {}  # that read a value
         for kind in fused:
             if isinstance(kind, kinds.Product):
                 self.matrices[kind.x] = [weights.matrices[s.matrix] for s in kind.segments]
@@ -50,7 +50,7 @@ class _Emitter:
         self.ropes: dict[Rope, int] = {}
         self.attended: dict[Value, int] = {}  # outputs of attention -> layer
         self.rounded: Value | None = None  # whose forms stand ready
-        self.selected = False
+        self.wanted_rows_only = False
 
     def emit(self, kind: Kind) -> None:
         match kind:
@@ -59,12 +59,12 @@ class _Emitter:
                 self.program.embed(kind.weight, self.weights.matrices[kind.weight], out, kind.scale)
             case kinds.Norm():
                 source, out = self._read(kind.x), self._buffer(kind.out)
-                weight, forms = self.weights.vectors[kind.weight], self._forms(kind.out)
-                self.program.prepare(kind.weight, self.selected, source, out, weight, self.eps, *forms)
+                weight, forms = self.weights.vectors[kind.weight], self._input_forms(kind.out)
+                self.program.norm_round(kind.weight, self.wanted_rows_only, source, out, weight, self.eps, *forms)
             case kinds.NormAdd():
                 source, out = self._read(kind.x), self._replace(kind.into, kind.out)
                 weight = self.weights.vectors[kind.weight]
-                self.program.norm_add(kind.weight, self.selected, source, out, weight, self.eps)
+                self.program.norm_add(kind.weight, self.wanted_rows_only, source, out, weight, self.eps)
             case kinds.Product():
                 self._product(kind)
             case kinds.Attention():
@@ -73,16 +73,16 @@ class _Emitter:
                 self._select(kind)
             case kinds.Gate():
                 gate, up = self._replace(kind.gate, kind.out), self._read(kind.up)
-                name, activation, forms = f"gate {kind.out.id}", GATES[kind.activation], self._forms(kind.out)
-                self.program.gated(name, self.selected, gate, up, gate, activation, *forms)
+                name, activation, forms = f"gate {kind.out.id}", GATES[kind.activation], self._input_forms(kind.out)
+                self.program.gated(name, self.wanted_rows_only, gate, up, gate, activation, *forms)
             case kinds.Add():
                 source, out = self._read(kind.x), self._replace(kind.into, kind.out)
-                self.program.add(f"add {kind.out.id}", self.selected, source, out)
+                self.program.add(f"add {kind.out.id}", self.wanted_rows_only, source, out)
             case kinds.Logits():
                 self._round(kind.x)
                 self._read(kind.x)
                 segment = (self.weights.matrices[kind.weight], None, -1, False)
-                self.program.linear("logits", self.selected, True, [segment])
+                self.program.linear("logits", self.wanted_rows_only, True, [segment])
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class _Emitter:
 
     # -- forms ---------------------------------------------------------------------------------------------------
 
-    def _forms(self, value: Value) -> tuple[bool, bool]:
+    def _input_forms(self, value: Value) -> tuple[bool, bool]:
         """Whether the matrices that read this value want int8 codes, and bf16."""
         self.rounded = value
         readers = self.matrices.get(value, [])
@@ -119,8 +119,10 @@ class _Emitter:
     def _round(self, value: Value) -> None:
         """Norms and gates round what they make; attention's rows are rounded when a product comes to read them."""
         if value in self.attended:
-            buffer, forms = self.buffers[value], self._forms(value)
-            self.program.prepare(f"round {self.attended.pop(value)}", self.selected, buffer, buffer, None, 0.0, *forms)
+            buffer, forms = self.buffers[value], self._input_forms(value)
+            self.program.norm_round(
+                f"round {self.attended.pop(value)}", self.wanted_rows_only, buffer, buffer, None, 0.0, *forms
+            )
         if self.rounded != value:
             raise KvarnError("a product reads rows that are no longer the last ones rounded: no program for that")
 
@@ -135,7 +137,7 @@ class _Emitter:
             segments.append((self.weights.matrices[s.matrix], bias, out, s.into is not None))
         self._read(kind.x)
         names = "+".join(s.matrix.removesuffix(".weight") for s in kind.segments)
-        self.program.linear(names, self.selected, False, segments)
+        self.program.linear(names, self.wanted_rows_only, False, segments)
 
     def _attention(self, kind: kinds.Attention) -> None:
         q_norm, k_norm = (None if norm is None else self.weights.vectors[norm] for norm in (kind.q_norm, kind.k_norm))
@@ -157,4 +159,4 @@ class _Emitter:
             fresh = self._buffer(value)
             self.program.select(f"select {value.id}", source, fresh)
             self.free.setdefault(value.width, []).append(source)
-        self.selected, self.rounded = True, None
+        self.wanted_rows_only, self.rounded = True, None

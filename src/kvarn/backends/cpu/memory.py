@@ -31,7 +31,7 @@ class CpuMemory:
     def apply(self, step: Step) -> None:
         self.host.apply(step)
         for group, table in enumerate(self.host.tables):
-            self.view.set_slots(group, table.cells)
+            self.view.set_cells(group, table.cells)
 
     def read_block(self, group: int, block: int) -> bytes:
         return self.host.read_block(group, block)
@@ -69,7 +69,7 @@ def _view(store: Store, table: Table, spec: LayerSpec) -> native.CacheView:
     view = native.CacheView()
     _add_group(view, table, spec)
     _add_layer(view, store, 0)
-    view.set_slots(0, np.ascontiguousarray(table.cells))
+    view.set_cells(0, np.ascontiguousarray(table.cells))
     return view
 
 

@@ -94,7 +94,7 @@ class CpuProgram:
 def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progress: Progress = quiet) -> CpuProgram:
     """Pack the weights that the graph needs, and emit it."""
     names = graph.weights
-    matrices: dict[str, native.Weight] = {}
+    matrices: dict[str, native.PackedMatrix] = {}
     vectors: dict[str, Floats] = {}
     for done, name in enumerate(names):
         progress("loading", done, len(names))
@@ -106,22 +106,22 @@ def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progre
     return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
-def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.Weight:
+def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.PackedMatrix:
     """The packed form of a matrix, or of its first rows."""
     stored = checkpoint.encoded(name)
     rows = np.ascontiguousarray(stored.rows[:most_rows])
     return native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))
 
 
-class Packed(NamedTuple):
+class PackedSize(NamedTuple):
     kind: str
     nbytes: int
 
 
-def packed_size(checkpoint: Checkpoint, name: str) -> Packed:
+def packed_size(checkpoint: Checkpoint, name: str) -> PackedSize:
     """What a tensor becomes in memory: seen by packing its first rows."""
     shape = checkpoint.shapes[name]
     if len(shape) == 1:
-        return Packed("F32", 4 * shape[0])
+        return PackedSize("F32", 4 * shape[0])
     weight = pack(checkpoint, name, native.Pool(1), LANES)
-    return Packed(weight.kind, weight.nbytes * ceil_div(shape[0], LANES))
+    return PackedSize(weight.kind, weight.nbytes * ceil_div(shape[0], LANES))

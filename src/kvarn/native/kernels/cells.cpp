@@ -65,7 +65,7 @@ void encode_int8(const float* __restrict x, int8_t* __restrict out, float* __res
 
 }  // namespace
 
-extern const Cells cells;
-const Cells cells = {KVARN_TEXT(KVARN_ISA), encode_bf16, encode_f16, encode_int8};
+extern const CellEncoders encoders;
+const CellEncoders encoders = {KVARN_TEXT(KVARN_ISA), encode_bf16, encode_f16, encode_int8};
 
 }  // namespace kvarn::KVARN_ISA

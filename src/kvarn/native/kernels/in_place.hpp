@@ -19,9 +19,9 @@ bool values_readable(const StoreView& s) {
 
 // Cells that will be read soon. Cores with AMX gain a fifth of attention by it; a Zen 4 loses a fifth of the step,
 // being quicker at guessing (docs/journal.md).
-inline void coming([[maybe_unused]] const uint8_t* p) {
+inline void prefetch_cells([[maybe_unused]] const uint8_t* p) {
 #if defined(KVARN_AMX)
-    expect(p);
+    prefetch_l2(p);
 #endif
 }
 
@@ -46,7 +46,7 @@ inline void store_unpacked(float* out, F a, F b) {
 
 template <Math C, int G>
 inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const uint8_t* q, int64_t depth, float* s,
-                            const uint8_t* ahead) {
+                            const uint8_t* next_cells) {
     F acc[G][2];
     for (int r = 0; r < G; ++r) acc[r][0] = acc[r][1] = zero();
     const auto row = [&](int64_t r) { return q + r * depth * a_bytes<C>(); };
@@ -54,8 +54,8 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
     if constexpr (kDotInPlace<C>) {
         const auto* p = reinterpret_cast<const uint16_t*>(k);
         for (int64_t d = 0; d < dim; d += 2) {
-            coming(ahead + d * kSlots * 2);
-            coming(ahead + (d + 1) * kSlots * 2);
+            prefetch_cells(next_cells + d * kSlots * 2);
+            prefetch_cells(next_cells + (d + 1) * kSlots * 2);
             const __m512i x = _mm512_loadu_si512(p + d * stride), y = _mm512_loadu_si512(p + (d + 1) * stride);
             const auto lo = (__m512bh)_mm512_unpacklo_epi16(x, y), hi = (__m512bh)_mm512_unpackhi_epi16(x, y);
             for (int r = 0; r < G; ++r) {
@@ -70,7 +70,7 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
 #endif
     constexpr bool kSplit = codec(C) == Codec::BF16;  // even slots in one register, odd ones in the other
     in_turn<tiled(C)>(acc, dim, [&](F(&sums)[G][2], int64_t d) {
-        coming(ahead + d * kSlots * cell_bytes(codec(C)));
+        prefetch_cells(next_cells + d * kSlots * cell_bytes(codec(C)));
         const uint8_t* p = k + d * stride * cell_bytes(codec(C));
         const auto* halves = reinterpret_cast<const uint16_t*>(p);
         const F b0 = kSplit ? even_bf16(halves) : load_cells<C>(p);
@@ -102,10 +102,10 @@ inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
 
 template <Math C>
 void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t first, int64_t rows, int64_t depth,
-                   int64_t column, const uint8_t* ahead) {
+                   int64_t column, const uint8_t* next_cells) {
     by_rows(first, rows, [&]<int G>(int64_t r) {
         scores_in_place<C, G>(t.k[0], st.ks.dim, st.dim, x.q + r * depth * a_bytes<C>(), depth,
-                              x.s + r * kChunk + column, ahead);
+                              x.s + r * kChunk + column, next_cells);
     });
 }
 
@@ -121,18 +121,18 @@ constexpr bool kInterleaved = codec(C) == Codec::BF16 && N % 2 == 0;
 // One tile's part of N * 16 dims from `d`, added to acc, of G rows; p has kChunk numbers a row.
 template <Math C, int G, int N>
 inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t width,
-                            const uint8_t* ahead) {
+                            const uint8_t* next_cells) {
     constexpr int64_t kBytes = cell_bytes(codec(C));
     F acc[G][N];
     for (int r = 0; r < G; ++r)
         for (int i = 0; i < N; ++i) acc[r][i] = load(sums + r * width + d + i * kLanes);
     const auto row = [&](int64_t r) { return p + r * kChunk * a_bytes<C>(); };
-    ahead += d * kSlots * kBytes;
+    next_cells += d * kSlots * kBytes;
     const auto cells_of = [&](int64_t s) { return tile.half[s / 16] + (s % 16) * tile.stride + d * kBytes; };
     if constexpr (kDotInPlace<C> && kInterleaved<C, N>) {
 #if defined(__AVX512BF16__)
         for (int64_t s = 0; s < kSlots; s += 2) {
-            for (int i = 0; i < N; ++i) coming(ahead + (s * N + 2 * i) * kLanes * kBytes);
+            for (int i = 0; i < N; ++i) prefetch_cells(next_cells + (s * N + 2 * i) * kLanes * kBytes);
             const uint8_t *even = cells_of(s), *odd = even + tile.stride;
             __m512bh b[N];
             for (int i = 0; i < N; i += 2) {
@@ -149,7 +149,7 @@ inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, 
     } else {
         in_turn<tiled(C)>(acc, kSlots, [&](F(&chain)[G][N], int64_t s) {
             const uint8_t* cells = cells_of(s);
-            for (int i = 0; i < N; i += 2) coming(ahead + (s * N + i) * kLanes * kBytes);
+            for (int i = 0; i < N; i += 2) prefetch_cells(next_cells + (s * N + i) * kLanes * kBytes);
             F b[N];
             if constexpr (kInterleaved<C, N>) {
                 for (int i = 0; i < N; i += 2) {
@@ -182,7 +182,7 @@ inline void by_dims(int64_t dim, Fn&& fn) {
 
 template <Math C>
 void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x, int64_t first,
-                   int64_t rows, int64_t width, const uint8_t* ahead) {
+                   int64_t rows, int64_t width, const uint8_t* next_cells) {
     constexpr int64_t kBytes = cell_bytes(codec(C));
     const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
     ValueTile v{{t.v[0], t.v[1]}, step};
@@ -198,7 +198,7 @@ void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t
     by_rows(first, rows, [&]<int G>(int64_t r) {
         const uint8_t* p = x.p + (r * kChunk + index * kSlots) * a_bytes<C>();
         by_dims(a.store.dim,
-                [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * width, width, ahead); });
+                [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * width, width, next_cells); });
     });
 }
 

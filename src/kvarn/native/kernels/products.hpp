@@ -108,10 +108,10 @@ inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t 
 
 // -- softmax of one row over a chunk ----------------------------------------------------------------------------------
 
-constexpr int64_t kMostRows = 128;  // of a unit
-constexpr int64_t kNearRows = 64;   // of which so many at a time are computed with
+constexpr int64_t kMaxRows = 128;     // of a unit
+constexpr int64_t kScratchRows = 64;  // of which so many at a time are computed with
 
-struct Piece {
+struct MaxSum {
     float m, l;
 };
 
@@ -135,7 +135,7 @@ inline void store_weights(void* p, int64_t at, F x) {  // sixteen of p, as q is 
 
 // s: n tiles of 32 scores, in base 2. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
 template <Math C>
-Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
+MaxSum softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
     F top = set1(kMinusInfinity);
     for (int64_t t = 0; t < n; ++t)
         for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
@@ -186,23 +186,23 @@ inline void softmax_whole(const float* s, int64_t n, uint8_t* p, float* m, float
 }
 
 struct Totals {  // (M, L) of some rows, and of as many more as fill a register
-    float m[kMostRows + kLanes], l[kMostRows + kLanes];
+    float m[kMaxRows + kLanes], l[kMaxRows + kLanes];
     explicit Totals(int64_t rows) {
         for (int64_t r = 0; r < rows + kLanes; ++r) m[r] = kMinusInfinity, l[r] = 0.0f;
     }
 };
 
 // (M, L, O) of each row absorbs the next chunk's. Rows that fill the last register absorb nothing.
-inline void absorb(float* total_m, float* total_l, float* o, const Totals& piece, const float* part,
+inline void absorb(float* total_m, float* total_l, float* o, const Totals& chunk, const float* part,
                    int64_t part_stride, int64_t rows, int64_t width) {
-    float a[kMostRows + kLanes], b[kMostRows + kLanes];
+    float a[kMaxRows + kLanes], b[kMaxRows + kLanes];
     for (int64_t r = 0; r < rows; r += kLanes) {
-        const F old = load(total_m + r), fresh = load(piece.m + r), m = max(fresh, old);  // a NaN stays out of m
+        const F old = load(total_m + r), fresh = load(chunk.m + r), m = max(fresh, old);  // a NaN stays out of m
         const F base = where_below(m, set1(-__FLT_MAX__), zero(), m);
         const F x = exp2(sub(old, base)), y = exp2(sub(fresh, base));
         store(a + r, x), store(b + r, y);
         store(total_m + r, m);
-        store(total_l + r, fma(load(total_l + r), x, mul(load(piece.l + r), y)));
+        store(total_l + r, fma(load(total_l + r), x, mul(load(chunk.l + r), y)));
     }
     for (int64_t r = 0; r < rows; ++r) {
         const F x = set1(a[r]), y = set1(b[r]);
@@ -242,16 +242,16 @@ Scratch carve(uint8_t* memory, int64_t dim) {
     const int64_t depth = up(dim, 32);
     Carver c{memory};
     Scratch x;
-    x.q = c.take(kMostRows * depth * 4);
-    x.s = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
-    x.p = c.take(kNearRows * kChunk * 4);
+    x.q = c.take(kMaxRows * depth * 4);
+    x.s = reinterpret_cast<float*>(c.take(kScratchRows * kChunk * 4));
+    x.p = c.take(kScratchRows * kChunk * 4);
     x.k = c.take(kChunk * depth * 4);
     x.v = c.take(kChunk * depth * 4);
     x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
-    x.o = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
-    x.part = reinterpret_cast<float*>(c.take((kNearRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
-    x.k_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
-    x.v_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
+    x.o = reinterpret_cast<float*>(c.take(kMaxRows * depth * 4));
+    x.part = reinterpret_cast<float*>(c.take((kScratchRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
+    x.k_scale = reinterpret_cast<float*>(c.take(kScratchRows * kChunk * 4));
+    x.v_scale = reinterpret_cast<float*>(c.take(kScratchRows * kChunk * 4));
     return x;
 }
 

@@ -381,7 +381,7 @@ static inline F exp2(F x) {
 #endif
 }
 
-static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-static inline void expect(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the nearest cache
+static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the nearest cache
 
 }  // namespace kvarn::KVARN_ISA

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "../view.hpp"
-#include "order.hpp"
+#include "sum_order.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
@@ -22,22 +22,22 @@ constexpr int kScoreRows = 1, kDecodeRows = 1, kValueRows = 1, kValueLanes = 1;
 
 // How cells are computed with: in f32 all along, or by products of bf16 whose sums are in one of two orders
 // (../isa.hpp), the second one by vector units or by a matrix unit.
-enum class Math { F32, F16, BF16, Int8, TiledBF16, TiledInt8, UnitBF16, UnitInt8 };
+enum class Math { F32, F16, BF16, Int8, TiledBF16, TiledInt8, AmxBF16, AmxInt8 };
 
 constexpr Codec codec(Math m) {
     if (m == Math::F32) return Codec::F32;
     if (m == Math::F16) return Codec::F16;
-    return m == Math::BF16 || m == Math::TiledBF16 || m == Math::UnitBF16 ? Codec::BF16 : Codec::Int8;
+    return m == Math::BF16 || m == Math::TiledBF16 || m == Math::AmxBF16 ? Codec::BF16 : Codec::Int8;
 }
 constexpr bool rounds(Math m) { return m != Math::F32 && m != Math::F16; }  // q and p are rounded to bf16
-constexpr bool unit(Math m) { return m == Math::UnitBF16 || m == Math::UnitInt8; }
-constexpr bool tiled(Math m) { return m == Math::TiledBF16 || m == Math::TiledInt8 || unit(m); }
-constexpr bool pairs(Math m) { return tiled(m) ? unit(m) : kDotUnit && rounds(m); }  // q, p and tiles stay bf16
+constexpr bool on_amx(Math m) { return m == Math::AmxBF16 || m == Math::AmxInt8; }
+constexpr bool tiled(Math m) { return m == Math::TiledBF16 || m == Math::TiledInt8 || on_amx(m); }
+constexpr bool pairs(Math m) { return tiled(m) ? on_amx(m) : kDotUnit && rounds(m); }  // q, p and tiles stay bf16
 template <Math C>
-constexpr int64_t kRowsAtOnce = unit(C) ? 16 : 30;  // query rows of a prefill unit between two looks at the keys
+constexpr int64_t kRowsAtOnce = on_amx(C) ? 16 : 30;  // query rows of a prefill unit between two looks at the keys
 template <Math C>
 constexpr int64_t depth_of(int64_t dim) {  // dims that a score sums over, the last ones zeros
-    return unit(C) ? (dim + 31) / 32 * 32 : (dim + 15) / 16 * 16;
+    return on_amx(C) ? (dim + 31) / 32 * 32 : (dim + 15) / 16 * 16;
 }
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -19,12 +19,13 @@ constexpr TileShapes kBlocks{32}, kHalfBlocks{16}, kPairs{64};
 
 // One group's codes as signed bytes, [block][8 quads of columns][16 rows][4].
 template <Kind K>
-void widen_group(const Packed& w, int64_t group, int8_t* out) {
-    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K))), table = sixteen(w.table);
+void widen_group(const PackedMatrix& w, int64_t group, int8_t* out) {
+    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K))), table = broadcast_16(w.table);
     const uint8_t* codes = w.codes(group);
     const int64_t share = w.group_bytes / w.blocks;
     for (int64_t b = 0; b < w.blocks; ++b, out += 512) {
-        for (int64_t line = 0; line < share; line += 64) expect(w.scales(group) + b * share + kAhead + line);
+        for (int64_t line = 0; line < share; line += 64)
+            prefetch_l2(w.scales(group) + b * share + kPrefetchDistance + line);
         Bytes v[8];
         unpack<K>(codes + b * block_bytes(K), table, v);
         for (int g = 0; g < 8; ++g) _mm512_storeu_si512(out + g * 64, _mm512_sub_epi8(v[g], offset));
@@ -50,17 +51,17 @@ inline void block_sums(const int8_t* x, const int8_t* w, int32_t* sums) {
 }
 
 template <Kind K>
-void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t t,
-                     const int8_t* codes, Coming& coming) {
+void tile_of_sixteen(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t t,
+                     const int8_t* codes, PrefetchQueue& queue) {
     alignas(64) int32_t sums[2][512];  // of this block and the next: the unit works while scales are applied
     const uint8_t* scales = w.scales(group);
     const int8_t* xs = x.codes + t * x.blocks * kTile * kBlock;
     const BlockMeta* meta = x.meta + t * x.blocks * kTile;
     Floats acc[kTile];
     KVARN_UNROLL(16)
-    for (int r = 0; r < int(kTile); ++r) acc[r] = same(0.0f);
+    for (int r = 0; r < int(kTile); ++r) acc[r] = set1_float(0.0f);
     const auto ask = [&]<int T>(int64_t b) {
-        bring(coming);
+        prefetch_next(queue);
         if (b < w.blocks) block_sums<K, T>(xs + b * kTile * kBlock, codes + b * 512, sums[T]);
     };
     const auto apply = [&]<int T>(int64_t b) __attribute__((always_inline)) {
@@ -106,18 +107,18 @@ struct GroupMemory {
 };
 
 template <Kind K>
-void tile_integers(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
+void tile_integers(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r, PrefetchQueue& queue) {
     thread_local GroupMemory memory;
     int8_t* codes = memory.of(w.blocks * 512);
     const UseTiles tiles(two_sums(K) ? kHalfBlocks : kBlocks);
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         widen_group<K>(w, group, codes);
-        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes, coming);
+        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes, queue);
     }
 }
 
 // Whole tiles of rows with bf16 weights, in the unit's own order; returns the first row that is left.
-inline int64_t tile_bf16(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+inline int64_t tile_bf16(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r) {
     const int64_t whole = smaller(r.tile_end, x.rows / kTile), width = x.blocks * kBlock;
     if (r.tile_begin >= whole) return r.tile_begin * kTile;
     const UseTiles tiles(kPairs);

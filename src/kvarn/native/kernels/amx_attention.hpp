@@ -15,7 +15,7 @@ namespace {
 constexpr TileShapes kWhole{64};
 
 // Scores of sixteen query rows with n staged tiles, s[row][n * 32].
-inline void unit_scores(const uint8_t* q, int64_t depth, const uint8_t* tiles, int64_t n, float* s) {
+inline void amx_scores(const uint8_t* q, int64_t depth, const uint8_t* tiles, int64_t n, float* s) {
     const auto with = [&]<int T>(const uint8_t* k, float* out) {  // T: the first of two tiles for the result
         tile_zero<T>();
         tile_zero<T + 1>();
@@ -70,7 +70,7 @@ inline void tile_outputs(const uint8_t* p, const uint8_t* v, int64_t width, int6
 }
 
 // out[row][width] of sixteen rows of p with n staged tiles.
-inline void unit_values(const uint8_t* p, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
+inline void amx_values(const uint8_t* p, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
     int64_t d = 0;
     for (; d + 64 <= width; d += 64) tile_outputs<4>(p, tiles + d * 4, width, n, out + d);
     for (; d < width; d += 16) tile_outputs<1>(p, tiles + d * 4, width, n, out + d);

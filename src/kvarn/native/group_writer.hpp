@@ -14,13 +14,13 @@ inline uint32_t word(const uint8_t* p) {
 }
 inline void put(uint8_t* p, uint32_t x) { memcpy(p, &x, 4); }
 
-struct Target {
-    const Packed& w;
+struct GroupWriter {
+    const PackedMatrix& w;
     uint8_t *scales, *codes;  // of the group
     int64_t stride;           // of a block's codes
     const int8_t* grid;
 
-    Target(const Packed& packed, int64_t group, const int8_t* of_type)
+    GroupWriter(const PackedMatrix& packed, int64_t group, const int8_t* of_type)
         : w(packed),
           scales(packed.data.get() + group * packed.group_bytes),
           codes(scales + packed.scale_bytes),
@@ -36,6 +36,6 @@ inline void put_nibbles(uint8_t* nibbles, int64_t row, const uint8_t* bytes) {
     for (int g = 0; g < 4; ++g) put(nibbles + g * 64 + row * 4, word(bytes + g * 4));
 }
 
-const Stored* table_type(const std::string& type);  // null: not in tables.cpp
+const FileType* find_table_type(const std::string& name);  // null: not in tables.cpp
 
 }  // namespace kvarn
