@@ -1,3 +1,4 @@
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,18 @@ def dots(pool: Pool, a: NDArray[np.float32], b: NDArray[np.float32], out: NDArra
 def weigh(
     weights: NDArray[np.float32], seen: NDArray[np.bool_], v: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None: ...
+
+GROUP_ROWS: int  # output rows that kernels compute together
+
+class Codec(IntEnum):
+    f32 = 0
+    f16 = 1
+    bf16 = 2
+    int8 = 3
+
+class Gate(Enum):
+    silu = 0
+    gelu = 1
 
 class Pool:
     def __init__(self, threads: int) -> None: ...
@@ -107,7 +120,7 @@ class Program:
         gate: int,
         up: int,
         out: int,
-        kind: int,
+        kind: Gate,
         needs_int8: bool,
         needs_bf16: bool,
         /,

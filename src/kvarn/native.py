@@ -16,7 +16,10 @@ except ImportError as error:
     ) from error
 
 from kvarn._native import (
+    GROUP_ROWS,
     CacheView,
+    Codec,
+    Gate,
     Markers,
     PackedMatrix,
     Pool,
@@ -41,8 +44,11 @@ from kvarn._native import (
 from kvarn.errors import KvarnError
 
 __all__ = [
+    "GROUP_ROWS",
     "SUM_ORDERS",
     "CacheView",
+    "Codec",
+    "Gate",
     "Markers",
     "PackedMatrix",
     "Pool",

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "checks.hpp"
 #include "isa.hpp"
 #include "markers.hpp"
 #include "spm.hpp"
@@ -23,8 +24,7 @@ using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename In, typename Out>
 void same_shape(const In& x, const Out& out) {
-    if (x.shape(0) != out.shape(0) || x.shape(1) != out.shape(1))
-        throw nb::value_error("encode: x and out differ in shape");
+    kvarn::ensure(x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1), "encode: x and out differ in shape");
 }
 
 void encode_bf16(Rows<const float> x, Rows<uint16_t> out) {
@@ -41,7 +41,7 @@ void encode_f16(Rows<const float> x, Rows<uint16_t> out) {
 
 void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
     same_shape(x, out);
-    if (scale.shape(0) != x.shape(0)) throw nb::value_error("encode_int8: one scale per row of x is needed");
+    kvarn::ensure(scale.shape(0) == x.shape(0), "encode_int8: one scale per row of x is needed");
     nb::gil_scoped_release release;
     kvarn::kernels().encoders->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
 }
@@ -50,8 +50,8 @@ std::string_view view(const nb::bytes& text) { return {text.c_str(), text.size()
 
 std::vector<kvarn::Marker> markers(std::vector<std::string> texts, const std::vector<int32_t>& ids,
                                    const std::vector<bool>& always, const std::vector<bool>& strips_right) {
-    if (texts.size() != ids.size() || texts.size() != always.size() || texts.size() != strips_right.size())
-        throw nb::value_error("markers: texts, ids, always and strips_right differ in length");
+    kvarn::ensure(texts.size() == ids.size() && texts.size() == always.size() && texts.size() == strips_right.size(),
+                  "markers: texts, ids, always and strips_right differ in length");
     std::vector<kvarn::Marker> all;
     all.reserve(texts.size());
     for (size_t i = 0; i < texts.size(); ++i) all.push_back({std::move(texts[i]), ids[i], always[i], strips_right[i]});
@@ -103,7 +103,7 @@ NB_MODULE(_native, m) {
             [](kvarn::Spm* self, std::vector<std::string> tokens, Column<const float> scores,
                std::vector<std::string> texts, const std::vector<int32_t>& ids, const std::vector<bool>& always,
                const std::vector<bool>& strips_right, bool space_prefix, int32_t unknown) {
-                if (scores.shape(0) != tokens.size()) throw nb::value_error("Spm: one score per token is needed");
+                kvarn::ensure(scores.shape(0) == tokens.size(), "Spm: one score per token is needed");
                 const std::vector<float> copy(scores.data(), scores.data() + scores.shape(0));
                 new (self) kvarn::Spm(std::move(tokens), copy, markers(std::move(texts), ids, always, strips_right),
                                       space_prefix, unknown);

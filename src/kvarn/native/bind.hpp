@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "program.hpp"
+#include "checks.hpp"
 
 namespace nb = nanobind;
 
@@ -18,10 +18,6 @@ namespace kvarn {
 
 using In = nb::ndarray<nb::ro, nb::device::cpu>;  // may be read-only
 using Out = nb::ndarray<nb::device::cpu>;
-
-inline void ensure(bool holds, const std::string& what) {
-    if (!holds) throw nb::value_error(what.c_str());
-}
 
 inline std::string name_of(nb::dlpack::dtype type) {
     const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "bind.hpp"
-#include "checks.hpp"
 
 namespace kvarn {
 namespace {
@@ -49,7 +48,7 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
                int64_t group) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
            "add_layer: group " + std::to_string(group) + " is not there");
-    ensure(codec >= 0 && codec <= 3, "add_layer: unknown codec " + std::to_string(codec));
+    ensure(codec >= 0 && codec <= int(Codec::Int8), "add_layer: unknown codec " + std::to_string(codec));
     const SpecView& spec = c.view.groups[size_t(group)].spec;
     LayerView layer;
     StoreView& s = layer.store;
@@ -65,13 +64,16 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
     s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
     s.block_size = int64_t(k.shape(1) * k.shape(3));
     s.n_heads = int64_t(k.shape(2)), s.dim = int64_t(k.shape(4));
-    ensure(s.panel_size % 16 == 0, "store: a panel holds a multiple of 16 slots, not " + std::to_string(s.panel_size));
-    ensure(s.dim <= 256, "store: head dimensions up to 256 are implemented, not " + std::to_string(s.dim));
+    ensure(s.panel_size % kHalfTile == 0, "store: a panel holds a multiple of " + std::to_string(kHalfTile) +
+                                              " slots, not " + std::to_string(s.panel_size));
+    ensure(s.dim <= kMaxHeadDim, "store: head dimensions up to " + std::to_string(kMaxHeadDim) +
+                                     " are implemented, not " + std::to_string(s.dim));
     ensure(s.n_heads == spec.n_kv_heads || s.n_heads == spec.n_heads,
            "store: " + std::to_string(s.n_heads) + " heads are neither the " + std::to_string(spec.n_kv_heads) +
                " KV heads nor the " + std::to_string(spec.n_heads) + " query heads");
-    ensure(spec.n_heads / s.n_heads <= 16,
-           "store: at most 16 query heads share a KV head, not " + std::to_string(spec.n_heads / s.n_heads));
+    ensure(spec.n_heads / s.n_heads <= kMaxQueryGroup, "store: at most " + std::to_string(kMaxQueryGroup) +
+                                                           " query heads share a KV head, not " +
+                                                           std::to_string(spec.n_heads / s.n_heads));
     if (s.codec == Codec::Int8) {
         s.k_scale = scales_of(k_scale, k, "k_scale"), s.v_scale = scales_of(v_scale, v, "v_scale");
         s.k_scales = strides_of(*k_scale), s.v_scales = strides_of(*v_scale);
@@ -148,6 +150,12 @@ int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+    // An int enum: add_layer takes any int, and says which codec it does not know.
+    nb::enum_<Codec>(m, "Codec", nb::is_arithmetic())
+        .value("f32", Codec::F32)
+        .value("f16", Codec::F16)
+        .value("bf16", Codec::BF16)
+        .value("int8", Codec::Int8);
     nb::class_<Cache>(m, "CacheView")
         .def(nb::init<>())
         .def("add_group", &add_group)

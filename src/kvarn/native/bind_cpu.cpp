@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "bandwidth.hpp"
+#include "base.hpp"
 #include "bind.hpp"
-#include "checks.hpp"
 #include "pages.hpp"
 
 using namespace kvarn;
@@ -71,7 +71,7 @@ using OptionalVector = std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c
 
 Vector padded(const OptionalVector& x) {
     if (!x) return nullptr;
-    auto v = std::make_shared<std::vector<float>>((x->shape(0) + 31) / 32 * 32, 0.0f);
+    auto v = std::make_shared<std::vector<float>>(size_t(up(int64_t(x->shape(0)), kBlock)), 0.0f);
     std::copy(x->data(), x->data() + x->shape(0), v->begin());
     return v;
 }
@@ -92,7 +92,7 @@ Counts run(Program& p, Cache& c, In token_ids, In token_positions, In wanted_row
         if (rows.data()[i] < 0 || rows.data()[i] >= n)
             ensure(false, "run: row " + std::to_string(rows.data()[i]) + " lies outside the step of " +
                               std::to_string(n) + " tokens");
-    ensure(logits.shape(0) == wanted && logits.shape(1) == (p.vocabulary() + 15) / 16 * 16,
+    ensure(logits.shape(0) == wanted && logits.shape(1) == up(p.vocabulary(), kGroup),
            "run: logits are [rows, vocabulary rounded up to 16], not " + describe(result));
     check_step(p, c.view, positions.data(), n);
     nb::gil_scoped_release release;
@@ -130,6 +130,7 @@ void add(Program& p, Op op) {
 using SegmentTuple = std::tuple<PackedMatrix, OptionalVector, int, bool>;
 
 void bind_program(nb::module_& m) {
+    nb::enum_<Gate>(m, "Gate").value("silu", Gate::Silu).value("gelu", Gate::Gelu);
     nb::class_<Program>(m, "Program")
         .def("__init__",
              [](Program* self, std::shared_ptr<Pool> pool) { new (self) Program(std::move(pool), kernels()); })
@@ -153,10 +154,10 @@ void bind_program(nb::module_& m) {
             nb::arg("name"), nb::arg("wanted_rows_only"), nb::arg("in_"), nb::arg("out"), nb::arg("weight").none(),
             nb::arg("eps"), nb::arg("needs_int8"), nb::arg("needs_bf16"))
         .def("gated",
-             [](Program& p, const std::string& name, bool wanted_rows_only, int gate, int up, int out, int kind,
+             [](Program& p, const std::string& name, bool wanted_rows_only, int gate, int up, int out, Gate kind,
                 bool needs_int8, bool needs_bf16) {
                  Op op = named(Op::Kind::Gated, name, wanted_rows_only);
-                 op.in = gate, op.in2 = up, op.out = out, op.gate = Gate(kind), op.needs_int8 = needs_int8,
+                 op.in = gate, op.in2 = up, op.out = out, op.gate = kind, op.needs_int8 = needs_int8,
                  op.needs_bf16 = needs_bf16;
                  add(p, op);
              })
@@ -236,6 +237,7 @@ void bind_cpu(nb::module_& m) {
         .def("unpack", &unpack, nb::arg("out"));
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
+    m.attr("GROUP_ROWS") = kGroup;
     m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"),
           nb::call_guard<nb::gil_scoped_release>());
     bind_cache(m);

@@ -6,15 +6,19 @@
 
 namespace kvarn {
 
-namespace {
+void ensure(bool holds, const std::string& what) {
+    if (!holds) throw std::invalid_argument(what);
+}
 
-void ensure(bool holds, const char* what, int64_t a, int64_t b) {  // the text is only made when it is needed
+void ensure(bool holds, const char* what, int64_t a, int64_t b) {
     if (holds) return;
     std::string text = what;
     for (const int64_t x : {a, b})
         if (const size_t at = text.find('%'); at != std::string::npos) text.replace(at, 1, std::to_string(x));
     throw std::invalid_argument(text);
 }
+
+namespace {
 
 // Positions [begin, end) of sequence s, all of them in its blocks.
 void check_resident(const TableView& t, int64_t s, int64_t begin, int64_t end, int64_t block_size) {
@@ -45,7 +49,7 @@ void check_table(const TableView& t, const SpecView& spec, const StoreView& stor
             ensure(first[i] >= 0 && first[i] % store.block_size == 0 && (i == 0 || first[i] > first[i - 1]),
                    "table: positions of blocks ascend in steps of the block size: entry % has %", i, first[i]);
         }
-        const int64_t low = spec.window < 0 ? 0 : std::max<int64_t>(0, length - fresh - spec.window + 1);
+        const int64_t low = spec.first_visible(length - fresh);
         check_resident(t, s, low, length, store.block_size);
         check_resident(t, s, 0, std::min({spec.pinned, low, length}), store.block_size);
     }

@@ -31,8 +31,6 @@ struct Activations {
     uint16_t* bf16 = nullptr;    // [rows][blocks * 32]
     const float* f32 = nullptr;  // [rows][stride]
     int64_t stride = 0;
-
-    int64_t tiles() const { return (rows + kTile - 1) / kTile; }
 };
 
 struct Output {

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <new>
 
+#include "base.hpp"
+
 namespace kvarn {
 
 namespace {
@@ -15,7 +17,7 @@ constexpr int64_t kLarge = 2 << 20;    // a large page
 constexpr int64_t kShared = 64 << 20;  // a mapping that small pieces share
 
 std::shared_ptr<uint8_t> map(int64_t bytes) {
-    const size_t n = size_t((bytes + kLarge - 1) / kLarge * kLarge + kLarge);  // room to align
+    const size_t n = size_t(up(bytes, kLarge) + kLarge);  // room to align
     void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     uint8_t* aligned = static_cast<uint8_t*>(p) + (-reinterpret_cast<uintptr_t>(p) & uintptr_t(kLarge - 1));
@@ -52,7 +54,7 @@ std::shared_ptr<uint8_t> pages(int64_t bytes) {
         used = 0;
     }
     std::shared_ptr<uint8_t> piece(whole, whole.get() + used);
-    used += (bytes + 63) / 64 * 64;
+    used += up(bytes, 64);
     return piece;
 }
 

@@ -158,7 +158,19 @@ class Program {
         std::vector<const uint8_t*> prefetch_spans;
         PrefetchQueue prefetch;
     };
-    struct Step;
+    struct Step {  // what one run is given, and what it counts
+        const CacheView& cache;
+        const int64_t* tokens;
+        const int32_t* positions;
+        int64_t n_tokens;
+        const int64_t* rows;
+        int64_t n_rows;
+        float* logits;
+        std::vector<Counted> counted;  // per thread
+
+        int64_t rows_of(const Op& op) const { return op.wanted_rows_only ? n_rows : n_tokens; }
+        bool per_thread(const Op& op) const { return op.per_thread && rows_of(op) == 1; }
+    };
 
     void grow(int64_t tokens, int64_t rows);
     void walk(Step& step, int thread);

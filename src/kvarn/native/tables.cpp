@@ -155,14 +155,14 @@ struct Places {  // of numbers in the table
 template <int64_t kBytes, void (*decode)(const uint8_t*, Block&), int kPer = 32>
 void pack_256(const GroupWriter& t, int64_t row, const uint8_t* src) {
     const Places place(t.w.table);
+    constexpr ScaleLayout kLayout = scale_layout(kPer == 16 ? Kind::Table16 : Kind::Table32);
     Block b;
     b.grid = t.grid;
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += kBytes) {
-        constexpr int kFactors = 256 / kPer;
-        const int64_t at = s * (64 + kFactors * 16);
         decode(src, b);
-        t.put_float(at, row, b.d);
-        for (int i = 0; i < kFactors; ++i) t.scales[at + 64 + i * 16 + row] = uint8_t(b.factors[i * kPer / 16]);
+        t.put_float(kLayout.record(s * 8), row, b.d);
+        for (int i = 0; i < 256 / kPer; ++i)
+            t.scales[kLayout.factor(s * 8, i) + row] = uint8_t(b.factors[i * kPer / 16]);
         for (int j = 0; j < 8; ++j) {
             const int8_t* numbers = b.numbers + j * 32;
             uint8_t nibbles[16];
@@ -174,7 +174,7 @@ void pack_256(const GroupWriter& t, int64_t row, const uint8_t* src) {
 
 void pack_iq4_nl(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 18) {
-        t.put_float(b * 64, row, widen(half(src)));
+        t.put_float(scale_layout(Kind::Table).record(b), row, widen(half(src)));
         put_nibbles(t.block(b), row, src + 2);
     }
 }
@@ -182,7 +182,8 @@ void pack_iq4_nl(const GroupWriter& t, int64_t row, const uint8_t* src) {
 void pack_mxfp4(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 17) {
         const uint32_t e = src[0];  // half of 2^(e - 127), the table being doubled
-        t.put_float(b * 64, row, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
+        t.put_float(scale_layout(Kind::Table).record(b), row,
+                    std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
         put_nibbles(t.block(b), row, src + 1);
     }
 }

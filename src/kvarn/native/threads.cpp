@@ -1,6 +1,6 @@
 #include "threads.hpp"
 
-#include <chrono>
+#include "base.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,11 +23,6 @@ void pause() {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
 }
 
 }  // namespace

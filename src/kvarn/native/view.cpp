@@ -5,21 +5,9 @@
 #include <cstring>
 
 #include "program.hpp"
+#include "scratch.hpp"
 
 namespace kvarn {
-
-namespace {
-
-int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-}  // namespace
-
-int64_t scratch_bytes(int64_t dim) {
-    const int64_t depth = up(dim, 32);
-    return 4 * (128 * depth + 2 * 64 * kChunk + kSlots * depth + 2 * kChunk * depth + (128 + 80) * depth +
-                2 * 64 * kChunk) +
-           64 * 16;
-}
 
 void AttentionWork::make(const TableView& table, const SpecView& spec, const StoreView& store, int threads) {
     rows.clear(), decode.clear(), prefill.clear(), merges.clear();
@@ -29,7 +17,7 @@ void AttentionWork::make(const TableView& table, const SpecView& spec, const Sto
     // Heads of one unit: as many as memory likes, unless that leaves threads without work.
     int64_t chunks = 0;
     for (int64_t s = 0; s < table.n_seqs; ++s)
-        if (table.q_start[s + 1] - table.q_start[s] == 1) chunks += (table.kv_len[s] + kChunk - 1) / kChunk;
+        if (table.q_start[s + 1] - table.q_start[s] == 1) chunks += ceil_div(table.kv_len[s], kChunk);
     const int64_t heads = chunks < threads ? 1 : std::min(kHeadRows / group, store.n_heads);
     for (int64_t s = 0; s < table.n_seqs; ++s) {
         const int64_t fresh = table.q_start[s + 1] - table.q_start[s], length = table.kv_len[s];
@@ -41,12 +29,12 @@ void AttentionWork::make(const TableView& table, const SpecView& spec, const Sto
                     prefill.push_back({int32_t(s), int32_t(h), 1, p, std::min(p + step, length), 0, false});
             continue;
         }
-        const int64_t floor = spec.window < 0 ? 0 : std::max<int64_t>(0, length - spec.window);  // of the window
+        const int64_t low = spec.first_visible(length - 1);
         for (int64_t h = 0; h < store.n_heads; h += heads) {
             const auto first = int64_t(decode.size());
             const int64_t n = std::min(heads, store.n_heads - h);
             for (int64_t c = 0; c < length; c += kChunk) {
-                if (c + kChunk <= floor && c >= spec.pinned) continue;
+                if (c + kChunk <= low && c >= spec.pinned) continue;
                 decode.push_back(
                     {int32_t(s), int32_t(h), int32_t(n), c, std::min(c + kChunk, length), partial_floats, false});
                 partial_floats += n * group * stride;
@@ -72,7 +60,7 @@ int64_t write_heads(const StoreView& s, const CellEncoders& encoders, int64_t ce
                     const float* v, int64_t n_kv_heads) {
     const int64_t block = cell / s.block_size, in = cell % s.block_size, copies = s.n_heads / n_kv_heads;
     const int64_t panel = in / s.panel_size, row = in % s.panel_size, bytes = cell_bytes(s.codec);
-    alignas(64) uint8_t encoded[4 * 1024];
+    alignas(64) uint8_t encoded[kMaxHeadDim * sizeof(float)];
     const auto put = [&](const float* from, uint8_t* base, const Strides& st, float* scales, const Strides& sst) {
         float scale = 0;
         for (int64_t h = heads.begin; h < heads.end; ++h) {
@@ -103,7 +91,7 @@ int64_t write_heads(const StoreView& s, const CellEncoders& encoders, int64_t ce
     };
     put(k, s.k, s.ks, s.k_scale, s.k_scales);
     put(v, s.v, s.vs, s.v_scale, s.v_scales);
-    return 2 * (heads.end - heads.begin) * (s.dim * bytes + (s.k_scale ? 4 : 0));
+    return (heads.end - heads.begin) * s.slot_bytes();
 }
 
 Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool with_prefill, bool with_decode) {

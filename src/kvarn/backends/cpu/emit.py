@@ -20,8 +20,6 @@ from kvarn.graph.ops import Rope
 from kvarn.graph.record import Value
 from kvarn.models.rope import frequencies, magnitude
 
-GATES = {"silu": 0, "gelu": 1}  # as native/rows.hpp numbers them
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -73,7 +71,11 @@ class _Emitter:
                 self._select(kind)
             case kinds.Gate():
                 gate, up = self._replace(kind.gate, kind.out), self._read(kind.up)
-                name, activation, forms = f"gate {kind.out.id}", GATES[kind.activation], self._input_forms(kind.out)
+                name, activation, forms = (
+                    f"gate {kind.out.id}",
+                    native.Gate[kind.activation],
+                    self._input_forms(kind.out),
+                )
                 self.program.gated(name, self.wanted_rows_only, gate, up, gate, activation, *forms)
             case kinds.Add():
                 source, out = self._read(kind.x), self._replace(kind.into, kind.out)

@@ -9,8 +9,6 @@ from kvarn.backends.host import HostMemory, Store, Table
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
 
-CODECS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}  # as native/view.hpp numbers them
-
 
 class CpuMemory:
     """`host` holds the arena and the tables; `view` points into them. Cells to write change with every step; all else
@@ -80,4 +78,4 @@ def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
 
 
 def _add_layer(view: native.CacheView, store: Store, group: int) -> None:
-    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, CODECS[store.codec.name], group)
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, native.Codec[store.codec.name], group)

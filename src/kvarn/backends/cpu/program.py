@@ -21,7 +21,7 @@ from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.quants import grid_of
 from kvarn.models.config import ModelConfig
 
-LANES = 16  # output rows that are computed side by side: logits come in whole groups
+LINE = 16  # floats of a cache line
 
 
 class CpuProgram:
@@ -66,10 +66,10 @@ class CpuProgram:
 
     def _room_for(self, rows: int) -> Floats:
         """Memory for logits, used again by the next step."""
-        width = align(self._program.vocabulary, LANES)
-        if len(self._logits) < rows * width + LANES:
-            self._logits = np.empty(rows * width + LANES, np.float32)
-        start = -self._logits.ctypes.data % 64 // 4  # whole cache lines
+        width = align(self._program.vocabulary, native.GROUP_ROWS)
+        if len(self._logits) < rows * width + LINE:
+            self._logits = np.empty(rows * width + LINE, np.float32)
+        start = -self._logits.ctypes.data // 4 % LINE  # rows begin at a cache line
         return self._logits[start : start + rows * width].reshape(rows, width)
 
     def hidden(self, memory: CpuMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
@@ -123,5 +123,5 @@ def packed_size(checkpoint: Checkpoint, name: str) -> PackedSize:
     shape = checkpoint.shapes[name]
     if len(shape) == 1:
         return PackedSize("F32", 4 * shape[0])
-    weight = pack(checkpoint, name, native.Pool(1), LANES)
-    return PackedSize(weight.kind, weight.nbytes * ceil_div(shape[0], LANES))
+    weight = pack(checkpoint, name, native.Pool(1), native.GROUP_ROWS)
+    return PackedSize(weight.kind, weight.nbytes * ceil_div(shape[0], native.GROUP_ROWS))

@@ -27,7 +27,7 @@ void widen_group(const PackedMatrix& w, int64_t group, int8_t* out) {
         for (int64_t line = 0; line < share; line += 64)
             prefetch_l2(w.scales(group) + b * share + kPrefetchDistance + line);
         Bytes v[8];
-        unpack<K>(codes + b * block_bytes(K), table, v);
+        unpack<K>(codes + b * code_bytes(K), table, v);
         for (int g = 0; g < 8; ++g) _mm512_storeu_si512(out + g * 64, _mm512_sub_epi8(v[g], offset));
     }
 }

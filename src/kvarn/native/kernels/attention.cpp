@@ -1,14 +1,15 @@
-// Attention over Store and Table, compiled once per instruction set. Prefill and decode give a row the same bits:
+// Attention over Store and Table, compiled once per instruction set. Prefill and decode give a row
+// the same bits:
 //
-// - Keys stand in tiles of 32 slots at absolute positions, tiles in chunks of 256. A chunk gives (m, l, O); chunks
-// merge
-//   in ascending order by one formula. Tiles are skipped by visibility only, and a skipped tile adds exact zeros.
-// - Scores: lanes are slots, summed over dims. l: lanes are slots mod 16. O: lanes are dims, summed over slots. Both
-// sums
-//   are in one of the two orders of ../isa.hpp, whichever instructions do it.
-// - bf16 and int8 cells: q and p are rounded to bf16, products are bf16 with f32 sums; int8 scales multiply scores and
-//   fold into p. f16 and f32 cells: all in f32.
-// - A lane of a slot that may not be seen can hold anything: its score becomes -inf, its p 0, and its V is staged as 0.
+//   tiles       Keys are in tiles of 32 slots at absolute positions, tiles in chunks of 256. A
+//               chunk gives (m, l, O), and chunks are merged in ascending order by one formula.
+//               Only a tile that no query sees is skipped, and it would add exact zeros.
+//   sums        Scores: lanes are slots, summed over dims. l: lanes are slots mod 16. O: lanes are
+//               dims, summed over slots. Scores and O use one of the two orders of ../isa.hpp.
+//   types       bf16 and int8 cells: q and p are rounded to bf16, products are bf16, sums are f32;
+//               int8 scales multiply scores and p. f16 and f32 cells: everything is f32.
+//   visibility  The cell of a slot that a query does not see may hold anything: its score becomes
+//               -inf, its p 0, and its V is staged as 0.
 #include "amx_attention.hpp"
 #include "in_place.hpp"
 #include "products.hpp"
@@ -16,10 +17,10 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-// -- staging of one unit ----------------------------------------------------------------------------------------------
+// -- staging
 
 template <Math C>
-void stage_query(const float* q, int64_t dim, float scale, uint8_t* out) {  // scaled, so that scores need not be
+void stage_query(const float* q, int64_t dim, float scale, uint8_t* out) {  // scales q, so that scores need no scaling
     const int64_t depth = depth_of<C>(dim);
     float padded[kLanes];
     for (int64_t d = 0; d < depth; d += kLanes) {
@@ -80,7 +81,7 @@ void stage_scales(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t 
     }
 }
 
-// s[row][32] of some rows of q with one staged tile.
+// s[row][32]: scores of some rows of q with one staged tile.
 template <Math C, int kMost>
 void score_rows(const uint8_t* q, int64_t rows, int64_t depth, const uint8_t* tile, float* s) {
     int64_t r = 0;
@@ -91,7 +92,7 @@ void score_rows(const uint8_t* q, int64_t rows, int64_t depth, const uint8_t* ti
     for (; r < rows; ++r) scores<C, 1>(at(r), depth, tile, s + r * kChunk, kChunk);
 }
 
-// out[row][width] of some rows of p with n staged tiles.
+// out[row][width]: outputs of some rows of p with n staged tiles.
 template <Math C>
 void value_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
 #if defined(KVARN_AMX)
@@ -106,17 +107,13 @@ void value_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t wi
     for (; r < rows; ++r) values_rows<C, 1>(at(r), kChunk, tiles, width, n, out + r * width, width);
 }
 
-int64_t row_bytes(const StoreView& s) {  // K and V of one slot of one head
-    return 2 * (s.dim * cell_bytes(s.codec) + (s.k_scale ? 4 : 0));
-}
-
 int64_t count(uint32_t bits) { return __builtin_popcount(bits); }
 
 void merge(const AttentionArgs& a, const WorkItem* items, const Merge& m, const float* partials) {
     const StoreView& s = a.store;
     const int64_t group = a.spec.n_heads / s.n_heads, width = up(s.dim, 16), stride = 2 + width;
     const WorkItem* item = items + m.first;
-    float o[16 * 256];
+    float o[kMaxQueryGroup * kMaxHeadDim];
     float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
     Totals total(group), fresh(group);
     memset(o, 0, size_t(group * width) * 4);
@@ -128,7 +125,7 @@ void merge(const AttentionArgs& a, const WorkItem* items, const Merge& m, const 
     for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * width, s.dim, out + r * s.dim);
 }
 
-// -- decode: one position, some groups of query heads, one chunk ------------------------------------------------------
+// -- decode: one position, some stored heads, one chunk
 
 constexpr int64_t kPrefetchTiles = 4;
 
@@ -138,7 +135,7 @@ int64_t decode(const AttentionArgs& a, const WorkItem& item, float* partials, ui
     const int64_t group = a.spec.n_heads / s.n_heads, rows = item.heads * group;
     const int64_t depth = depth_of<C>(s.dim), width = up(s.dim, 16);
     const int64_t q_pos = a.table.kv_len[item.seq] - 1;
-    const Scratch x = carve(memory, s.dim);
+    const Scratch x = carve<Carver>(memory, s.dim);
     const float* q = a.q + a.table.q_start[item.seq] * a.q_stride + item.head * group * s.dim;
     for (int64_t r = 0; r < rows; ++r)
         stage_query<C>(q + r * s.dim, s.dim, a.scale * kLog2e, x.q + r * depth * a_bytes<C>());
@@ -154,7 +151,7 @@ int64_t decode(const AttentionArgs& a, const WorkItem& item, float* partials, ui
         read += count(bits);
         tiles[n++] = walk.tile(pos, item.head);
     }
-    const auto next_cells = [&](int64_t j, bool values) {  // what is read so many tiles of one head after the j-th
+    const auto next_cells = [&](int64_t j, bool values) {  // the cells that are read kPrefetchTiles after tile j
         const int64_t all = n * item.heads, next = smaller(j + kPrefetchTiles + (values ? all : 0), 2 * all - 1);
         const bool v = next >= all;
         const Tile& t = tiles[next % all / item.heads];
@@ -198,10 +195,10 @@ int64_t decode(const AttentionArgs& a, const WorkItem& item, float* partials, ui
     }
     for (int64_t h = 0; h < item.heads && item.whole; ++h)
         merge(a, &item, {0, 1, item.seq, int32_t(item.head + h)}, partials);
-    return read * item.heads * row_bytes(s);
+    return read * item.heads * s.slot_bytes();
 }
 
-// -- prefill: some positions, one group of query heads, all their keys ------------------------------------------------
+// -- prefill: some positions, one stored head, all keys
 
 bool all_finite(const float* x, int64_t n) {
     F sum = zero();
@@ -232,7 +229,7 @@ int64_t prefill(const AttentionArgs& a, const WorkItem& item, uint8_t* memory) {
     const int64_t positions = item.end - item.begin, rows = positions * group;
     const int64_t first = a.table.kv_len[item.seq] - (a.table.q_start[item.seq + 1] - a.table.q_start[item.seq]);
     const int64_t row0 = a.table.q_start[item.seq] + item.begin - first;
-    const Scratch x = carve(memory, s.dim);
+    const Scratch x = carve<Carver>(memory, s.dim);
     for (int64_t i = 0; i < rows; ++i)  // row i: position i / group, head i % group
         stage_query<C>(a.q + (row0 + i / group) * a.q_stride + (item.head * group + i % group) * s.dim, s.dim,
                        a.scale * kLog2e, x.q + i * depth * a_bytes<C>());
@@ -245,16 +242,17 @@ int64_t prefill(const AttentionArgs& a, const WorkItem& item, uint8_t* memory) {
         Tile tiles[kChunk / kSlots];
         uint32_t any[kChunk / kSlots], seen[kChunk / kSlots];
         int64_t n = 0;
-        bool ragged = false;  // some row does not see some slot that another sees
+        bool ragged = false;  // a slot is visible to some rows only
         for (int64_t pos = chunk; pos < smaller(chunk + kChunk, item.end); pos += kSlots) {
             const uint32_t bits = a.spec.visible32(item.begin, item.end - 1, pos);
             if (!bits) continue;
-            // The queries that see a slot are an interval: what the first and the last see, all see.
+            // The queries that see a slot are an interval, so all see what the first and the last
+            // see.
             seen[n] = a.spec.visible32(item.begin, pos) & a.spec.visible32(item.end - 1, pos);
             ragged |= bits != seen[n];
             any[n] = bits;
             tiles[n++] = walk.tile(pos, item.head);
-            // A key counts as read where it is first seen: by the first unit, or by the unit at its own position.
+            // A key is counted as read once: in the first item, or in the item of its own position.
             read += count(item.begin == first ? bits : bits & ~SpecView::below(item.begin - pos));
         }
         if (!n) continue;
@@ -266,10 +264,12 @@ int64_t prefill(const AttentionArgs& a, const WorkItem& item, uint8_t* memory) {
         bool whole = !ragged;  // all rows see all slots
         for (int64_t i = 0; i < n; ++i) whole = whole && seen[i] == ~0u;
         const bool row_by_row = ragged && !finite_values<C>(x, n, width);
-        for (int64_t from = 0; from < rows; from += kRowsAtOnce<C>) {  // so many that their scores stay near
+        for (int64_t from = 0; from < rows;
+             from += kRowsAtOnce<C>) {  // few enough for their scores to stay in the cache
             const int64_t some = smaller(rows - from, kRowsAtOnce<C>);
             const int64_t first_pos = item.begin + from / group, last_pos = item.begin + (from + some - 1) / group;
-            int64_t reach = n;  // tiles that some of these rows see; those behind them would add exact zeros
+            int64_t reach =
+                n;  // tiles up to the last one that some of these rows see; the others would add exact zeros
             while (ragged && reach > 0 && !a.spec.visible32(first_pos, last_pos, tiles[reach - 1].pos)) --reach;
             if (!reach) continue;
             const uint8_t* q = x.q + from * depth * a_bytes<C>();
@@ -296,7 +296,7 @@ int64_t prefill(const AttentionArgs& a, const WorkItem& item, uint8_t* memory) {
             }
             if (!row_by_row) value_rows<C>(x.p, some, x.v, width, reach, x.part);
             for (r = 0; row_by_row && r < some; ++r) {
-                // 0 x NaN is NaN: a value that is not finite reaches only the rows that see it.
+                // 0 * NaN is NaN: a value that is not finite must only reach the rows that see it.
                 for (int64_t i = 0; i < reach; ++i)
                     stage_values<C>(a, tiles[i], a.spec.visible32(item.begin + (from + r) / group, tiles[i].pos), i, x);
                 value_rows<C>(x.p + r * kChunk * a_bytes<C>(), 1, x.v, width, reach, x.part + r * width);
@@ -307,7 +307,7 @@ int64_t prefill(const AttentionArgs& a, const WorkItem& item, uint8_t* memory) {
     for (int64_t i = 0; i < rows; ++i)
         finish(total.l[i], x.o + i * width, s.dim,
                a.out + (row0 + i / group) * a.out_stride + (item.head * group + i % group) * s.dim);
-    return read * row_bytes(s);
+    return read * s.slot_bytes();
 }
 
 template <Math C>

@@ -1,5 +1,5 @@
-// Packed weights block by block: 32 columns of 16 rows as vectors of codes, their scales, and what a block adds to an
-// output. Included by linear.cpp; lives in the instruction set's namespace.
+// Packed weights block by block: 32 columns of 16 rows as vectors of codes, their scales, and what
+// a block adds to an output. Included by linear.cpp; in the instruction set's namespace.
 #pragma once
 
 #include "../linear.hpp"
@@ -10,32 +10,13 @@ namespace kvarn::KVARN_ISA {
 namespace {
 
 constexpr bool from_table(Kind k) { return k == Kind::Table16 || k == Kind::Table32 || k == Kind::Table; }
-constexpr bool centred(Kind k) { return k == Kind::Q8_0 || from_table(k); }  // bytes are number + 128
-constexpr int bits_of_kind(Kind k) {
-    switch (k) {
-        case Kind::Q2_K:
-            return 2;
-        case Kind::Q3_K:
-            return 3;
-        case Kind::Q5_0:
-        case Kind::Q5_1:
-        case Kind::Q5_K:
-            return 5;
-        case Kind::Q6_K:
-            return 6;
-        case Kind::Q8_0:
-            return 8;
-        default:
-            return 4;
-    }
-}
+constexpr bool centred(Kind k) { return k == Kind::Q8_0 || from_table(k); }  // a byte is the number + 128
 constexpr int offset_of(Kind k) {
     if (centred(k)) return kSigned ? 0 : 128;
     return k == Kind::Q3_K ? 4 : k == Kind::Q4_0 ? 8 : k == Kind::Q5_0 ? 16 : k == Kind::Q6_K ? 32 : 0;
 }
-constexpr int block_bytes(Kind k) { return bits_of_kind(k) * 64; }
 
-// Bits kTo.. of all codes: pairs from two planes, or single bits from one.
+// Insert bits kTo.. of all codes: pairs of bits from two planes, or single bits from one.
 template <int kTo>
 inline void add_pairs(const uint8_t* planes, Bytes* w) {
     const Bytes first = load_bytes(planes), second = load_bytes(planes + 64);
@@ -61,8 +42,8 @@ inline void take_nibbles(const uint8_t* p, Bytes* w) {
 }
 
 template <Kind K>
-inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, moved to the slice of rows
-    constexpr int kBits = bits_of_kind(K);
+inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, from the first row of the slice
+    constexpr int kBits = int(code_bits(K));
     if constexpr (kBits == 8) {
         for (int g = 0; g < 8; ++g) w[g] = load_bytes(p + g * 64);
     } else if constexpr (kBits < 4) {
@@ -78,49 +59,51 @@ inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's
     }
 }
 
-// Scales of block b for the slice of rows that begins at `row`.
+// Scales of block b for kFloatLanes rows from `row` on.
 template <Kind K>
 struct Scales {
-    Floats d, m;   // m: what is added (Q4_1) or subtracted (K types) per unit of dx * sumx
-    Ints sc, sc2;  // factors of d, where each 16 columns have their own
-    Ints mn, mn2;  // and of m
+    Floats d, m;   // m times dx * sumx is added (Q4_1, Q5_1) or subtracted (K types)
+    Ints sc, sc2;  // factors of d for both halves of the block, if they differ
+    Ints mn, mn2;  // factors of m, likewise
 
     inline Scales(const uint8_t* s, int64_t b, int row) {
-        if constexpr (K == Kind::Q4_0 || K == Kind::Q5_0 || K == Kind::Q8_0) {
-            d = load_halves(s + b * 32 + row * 2);
-        } else if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) {
-            d = load_halves(s + b * 64 + row * 2);
-            m = load_halves(s + b * 64 + 32 + row * 2);
-        } else if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
-            const uint8_t *super = s + b / 8 * 320, *sub = super + 64 + b % 8 * 32;
-            d = mul(load_halves(super + row * 2), to_float(load_unsigned(sub + row)));
-            m = mul(load_halves(super + 32 + row * 2), to_float(load_unsigned(sub + 16 + row)));
+        constexpr ScaleLayout kLayout = scale_layout(K);
+        constexpr int64_t kBlocks = kLayout.blocks, kRecord = kLayout.record_bytes(), kMin = kLayout.min_offset();
+        constexpr int64_t kFactors = kLayout.factor_offset(), kFactorBytes = kLayout.factors * kGroup;
+        const uint8_t* record = s + b / kBlocks * kRecord;
+        if constexpr (kLayout.factors == 0) {
+            if constexpr (kLayout.d_bytes == 4)
+                d = load_floats(record + row * 4);
+            else
+                d = load_halves(record + row * 2);
+            if constexpr (kLayout.minima) m = load_halves(record + kMin + row * 2);
+            return;
+        }
+        const uint8_t* factors = record + kFactors + b % kBlocks * kFactorBytes;
+        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
+            d = mul(load_halves(record + row * 2), to_float(load_unsigned(factors + row)));
+            m = mul(load_halves(record + kMin + row * 2), to_float(load_unsigned(factors + kGroup + row)));
         } else if constexpr (K == Kind::Q2_K) {
-            const uint8_t *super = s + b / 8 * 320, *sub = super + 64 + b % 8 * 32;
-            d = load_halves(super + row * 2);
-            m = load_halves(super + 32 + row * 2);
-            const Ints first = load_unsigned(sub + row), second = load_unsigned(sub + 16 + row);
+            d = load_halves(record + row * 2);
+            m = load_halves(record + kMin + row * 2);
+            const Ints first = load_unsigned(factors + row), second = load_unsigned(factors + kGroup + row);
             sc = low_nibble(first), sc2 = low_nibble(second);
             mn = high_nibble(first), mn2 = high_nibble(second);
         } else if constexpr (K == Kind::Table32) {
-            const uint8_t* super = s + b / 8 * 192;
-            d = mul(load_floats(super + row * 4), to_float(load_signed(super + 64 + b % 8 * 16 + row)));
-        } else if constexpr (K == Kind::Table) {
-            d = load_floats(s + b * 64 + row * 4);
+            d = mul(load_floats(record + row * 4), to_float(load_signed(factors + row)));
         } else {  // Q3_K, Q6_K, Table16
-            constexpr int kHead = K == Kind::Table16 ? 64 : 32;
-            const uint8_t *super = s + b / 8 * (kHead + 256), *sub = super + kHead + b % 8 * 32;
-            if constexpr (K == Kind::Table16)
-                d = load_floats(super + row * 4);
+            if constexpr (kLayout.d_bytes == 4)
+                d = load_floats(record + row * 4);
             else
-                d = load_halves(super + row * 2);
-            sc = load_signed(sub + row);
-            sc2 = load_signed(sub + 16 + row);
+                d = load_halves(record + row * 2);
+            sc = load_signed(factors + row);
+            sc2 = load_signed(factors + kGroup + row);
         }
     }
 };
 
-// The integer sum over half a block's columns. Two short chains are quicker than one: the products wait for each other.
+// The integer sum over half a block's columns. Two short chains are faster than one long chain, in
+// which each product waits for the one before.
 template <Kind K>
 inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int half) {
     constexpr int kOffset = offset_of(K);
@@ -138,11 +121,12 @@ inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int
 
 constexpr bool two_sums(Kind k) { return k == Kind::Q2_K || k == Kind::Q3_K || k == Kind::Q6_K || k == Kind::Table16; }
 
-// acc and one block's part of it: `a` and `b` are the block's integer sums, in one or, by halves, in two.
+// Adds one block to acc. `a` and `b` are the integer sums of its halves if two_sums, else both are
+// the sum of the block.
 template <Kind K>
 inline Floats scaled(Floats acc, const Scales<K>& s, const BlockMeta& meta, Ints a, Ints b) {
     const Floats dx = set1_float(meta.d);
-    if constexpr (two_sums(K)) {  // both halves as one integer below 2^24
+    if constexpr (two_sums(K)) {  // the two halves become one integer below 2^24, exact in f32
         acc = fma(mul(s.d, dx), to_float(add(mul(s.sc, a), mul(s.sc2, b))), acc);
         if constexpr (K == Kind::Q2_K) {
             const Ints sums = add(mul(s.mn, set1_int(meta.sum[0])), mul(s.mn2, set1_int(meta.sum[1])));
@@ -165,9 +149,10 @@ inline Floats accumulate(Floats acc, const Bytes* w, const Scales<K>& s, const i
     return scaled<K>(acc, s, meta, sum, sum);
 }
 
-constexpr int64_t kPrefetchDistance = 8192;  // bytes of weights to expect ahead, when they come from memory
+constexpr int64_t kPrefetchDistance = 8192;  // bytes between the weights that are read and those that are prefetched
 
-// Some lines of what is coming, beside a block of rows: so many that memory keeps up, and the block hardly waits.
+// Prefetches some cache lines of the queue. Called once per block of a product: this many lines
+// keep memory busy and hardly slow the product down.
 inline void prefetch_next(PrefetchQueue& queue) {
     if (queue.next == queue.n_spans) return;
     const uint8_t* p = queue.spans[queue.next] + queue.done;

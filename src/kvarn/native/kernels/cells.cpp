@@ -4,10 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "../base.hpp"
 #include "../isa.hpp"
-
-#define KVARN_TEXT_(a) #a
-#define KVARN_TEXT(a) KVARN_TEXT_(a)
 
 namespace kvarn::KVARN_ISA {
 namespace {

@@ -20,7 +20,7 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
             Floats acc[kStep];
             for (int r = 0; r < kStep; ++r) acc[r] = set1_float(0.0f);
             for (int64_t b = 0; b < w.blocks; ++b) {
-                const uint8_t* p = codes + b * block_bytes(K);
+                const uint8_t* p = codes + b * code_bytes(K);
                 if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
                     for (int64_t line = 0; line < share; line += 64)
                         prefetch_l2(scales + b * share + kPrefetchDistance + line);

@@ -1,6 +1,7 @@
 // Scores, softmax and outputs of some query rows over staged tiles. Included by attention.cpp.
 #pragma once
 
+#include "../scratch.hpp"
 #include "tiles.hpp"
 
 namespace kvarn::KVARN_ISA {
@@ -108,9 +109,6 @@ inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t 
 
 // -- softmax of one row over a chunk ----------------------------------------------------------------------------------
 
-constexpr int64_t kMaxRows = 128;     // of a unit
-constexpr int64_t kScratchRows = 64;  // of which so many at a time are computed with
-
 struct MaxSum {
     float m, l;
 };
@@ -217,42 +215,6 @@ inline void finish(float total, const float* o, int64_t dim, float* out) {
     const F l = set1(sum);
     for (; d + kLanes <= dim; d += kLanes) store(out + d, div(load(o + d), l));
     for (; d < dim; ++d) out[d] = o[d] / sum;
-}
-
-// -- a thread's memory ------------------------------------------------------------------------------------------------
-
-struct Scratch {  // carved out of a thread's memory
-    uint8_t* q;   // [rows][depth]
-    float* s;     // [rows][256]
-    uint8_t* p;   // [rows][256]
-    uint8_t *k, *v;
-    float *rows, *o, *part, *k_scale, *v_scale;
-};
-
-struct Carver {
-    uint8_t* at;
-    uint8_t* take(int64_t bytes) {
-        uint8_t* p = at;
-        at += up(bytes, 64);
-        return p;
-    }
-};
-
-Scratch carve(uint8_t* memory, int64_t dim) {
-    const int64_t depth = up(dim, 32);
-    Carver c{memory};
-    Scratch x;
-    x.q = c.take(kMaxRows * depth * 4);
-    x.s = reinterpret_cast<float*>(c.take(kScratchRows * kChunk * 4));
-    x.p = c.take(kScratchRows * kChunk * 4);
-    x.k = c.take(kChunk * depth * 4);
-    x.v = c.take(kChunk * depth * 4);
-    x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
-    x.o = reinterpret_cast<float*>(c.take(kMaxRows * depth * 4));
-    x.part = reinterpret_cast<float*>(c.take((kScratchRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
-    x.k_scale = reinterpret_cast<float*>(c.take(kScratchRows * kChunk * 4));
-    x.v_scale = reinterpret_cast<float*>(c.take(kScratchRows * kChunk * 4));
-    return x;
 }
 
 }  // namespace
