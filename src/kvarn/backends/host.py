@@ -1,11 +1,14 @@
-"""Memory of a cache on the host: one arena, NumPy views of it, and tables. The reference and the cpu backend share it.
+"""Memory of a cache on the host: one arena, NumPy views of it, and tables. The reference and the cpu
+backend share it.
 
-Store   one per layer: where the cells lie. Arrays are strided views of the arena; never copied, never reshaped.
-Table   one per group of layers: which blocks each sequence has and where this step's tokens go. Its rows are
-        persistent; a step rewrites only the entries that changed, so it costs the same at any context length.
+Store   one per layer: the cells. Arrays are strided views of the arena; never copied or reshaped.
+Table   one per group of layers: which blocks each sequence has, and the cells of this step's tokens.
+        Its rows are persistent; a step rewrites only the entries that changed, so it costs the same at
+        any context length.
 
-A kernel takes Store, Table, LayerSpec and the scale, and nothing else. The signatures are frozen: a feature that does
-not fit gets a kernel of its own, chosen by name, not a flag. Tables are read-only while kernels run.
+A kernel takes Store, Table, LayerSpec and the scale, and nothing else. The signatures are frozen: a
+feature that does not fit gets its own kernel, chosen by name, not a flag. Tables are read-only while
+kernels run.
 """
 
 import os
@@ -55,7 +58,7 @@ class Store:
 
 
 def over_pages(k: Cells, v: Cells, codec: Codec, counters: Counters, layer: int = 0) -> Store:
-    """A store over somebody else's pages, in place: [page, layer, slot, head, dim] or [page, slot, head, dim]."""
+    """A store over the caller's pages, in place: [page, layer, slot, head, dim] or [page, slot, head, dim]."""
     if codec.scales:
         raise BadArray(f"pages carry no scales, which {codec.name} cells need: use f32, f16 or bf16 pages")
     if k.ndim not in (4, 5):
@@ -83,13 +86,13 @@ class Table:
         self._step: tuple[list[int], list[int]] = [], []  # rows and new tokens that q_start is made of
 
     def apply(self, rows: list[int], n_new: list[int], group: GroupStep) -> None:
-        """Rows ascend; their sequences are the step, all others sit it out."""
+        """`rows` ascend; they are the sequences of the step. All other rows have no new tokens."""
         for row, start, blocks, firsts in group.edits:
             self.blocks[row, start : start + len(blocks)] = blocks
             self.first[row, start : start + len(blocks)] = firsts
         for row, held, length in zip(rows, group.n_blocks, group.kv_len, strict=True):
             self._n_blocks[row], self._kv_len[row] = held, length
-        if self._step != (rows, n_new):  # a step of decodes is mostly like the one before
+        if self._step != (rows, n_new):  # decode steps often repeat the same rows
             counts = np.zeros(len(self.n_blocks), np.int32)
             counts[rows] = n_new
             np.cumsum(counts, out=self.q_start[1:])
@@ -98,7 +101,7 @@ class Table:
 
 
 class Kernels(Protocol):
-    """What computes over the host's memory: what conformance tests and `kvarn strategies` drive."""
+    """The kernels over host memory that conformance tests and `kvarn strategies` call."""
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
         """Encode this step's keys and values, [T, n_kv_heads, dim], into the cells that the table names."""
@@ -136,23 +139,23 @@ class HostMemory:
             table.apply(step.rows, step.n_new, changes)
         self.positions = np.array(step.positions, np.int32)
 
-    # -- one layer of the step under way ---------------------------------------------------------------------------
+    # -- one layer of the current step -----------------------------------------------------------------------------
 
     def spec(self, layer: int) -> LayerSpec:
-        """What the layer's queries may see: the model's spec under the user's window."""
+        """What the layer's queries see: the model's spec with the user's window."""
         if not 0 <= layer < len(self.stores):
             raise UnknownLayer(f"layer {layer} of a model with layers 0 to {len(self.stores) - 1}")
         return self.plan.groups[self.group_of[layer]].geometry.spec
 
     def write(self, layer: int, k: Floats, v: Floats) -> None:
-        """This step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells; nothing else is touched."""
+        """Write this step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells."""
         spec = self.spec(layer)
         self._check("k", k, spec.n_kv_heads, spec.k_dim)
         self._check("v", v, spec.n_kv_heads, spec.v_dim)
         self.kernels.write(k, v, self.stores[layer], self.tables[self.group_of[layer]])
 
     def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
-        """Attention of this step's queries, [T, n_heads, k_dim] f32, over the layer's cells where they lie."""
+        """Attention of this step's queries, [T, n_heads, k_dim] f32, over the layer's cells in place."""
         spec = self.spec(layer)
         self._check("q", q, spec.n_heads, spec.k_dim)
         scale = spec.k_dim**-0.5 if scale is None else scale
@@ -199,7 +202,7 @@ class HostMemory:
                 for i in range(1, copies):
                     array[block, :, i::copies] = array[block, :, ::copies]
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------
 
     def _store(self, layer: int) -> Store:
         parts, at = self.plan.groups[self.group_of[layer]].parts, self.plan.offsets[layer]
@@ -223,7 +226,7 @@ class HostMemory:
 
 
 def attend(kernels: Kernels, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float) -> Floats:
-    """Each kernel is called when it has rows, and not otherwise. Padding rows stay zero."""
+    """Call each kernel that has rows. Padding rows of the result stay zero."""
     out = np.zeros((*q.shape[:2], spec.v_dim), np.float32)
     new: NDArray[np.int32] = np.diff(table.q_start)
     seconds, start = store.counters.seconds, time.perf_counter()
@@ -264,8 +267,8 @@ class HostLogits:
 
 
 def memory_bytes() -> int | None:
-    """What this machine has. Pages come when they are first written, so that a system promises more than that."""
+    """Memory of this machine. Systems promise more, because a page is only provided when it is written."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # a system that does not say
+    except (ValueError, OSError, AttributeError):  # the system does not report it
         return None

@@ -1,6 +1,6 @@
-// The attention operation of a program. It has three phases with a barrier between them, of which the first and the
-// last are skipped where they have no work: write the keys and values of prefill tokens; compute work items; merge the
-// partial results of decode.
+// The attention operation of a program, in three phases with barriers between them: write the keys
+// and values of prefill tokens; compute the work items; merge the partial results of decode. The
+// first and the last phase are skipped if they have no work.
 #include <algorithm>
 #include <cstring>
 
@@ -11,8 +11,8 @@ namespace kvarn {
 
 namespace {
 
-constexpr int64_t kManyRows = 9;             // from so many on products wait for arithmetic, not for memory
-constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread has brought nearer before it reads them
+constexpr int64_t kManyRows = 9;             // from this many rows on, products are bound by arithmetic, not by memory
+constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread prefetches for one attention, about
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
     Own& own = own_[size_t(thread)];
     const AttentionArgs many{layer.store,   group.table,    group.spec, op.scale,
                              q.data.data(), row(op.out, 0), q.stride,   out.stride};
-    AttentionArgs one = many;  // a unit of decode has its query in the thread's own row
+    AttentionArgs one = many;  // a decode item has its query in the thread's own row
     one.q = own.q.data(), one.q_stride = 0;
     int64_t i, end;
     const auto n_prefill = int64_t(work.prefill.size());
@@ -53,8 +53,9 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
         kernels_.attention->merge(many, work.decode.data(), work.merges[size_t(i)], partials_.data());
 }
 
-// The cells that this thread will read in the next attention, so far as caches hold them: products of many rows bring
-// them nearer meanwhile. A panel's cells of all heads are one piece; a slab without panels has none so small.
+// Lists the cells that this thread will read in the next attention, up to a limit; products of many
+// rows prefetch them. One span is a panel's cells of all heads. A layout without panels has no
+// spans that small, and is not prefetched.
 void Program::queue_prefetch(Step& step, size_t index, int thread) {
     Own& own = own_[size_t(thread)];
     own.prefetch_spans.clear(), own.prefetch = {};
@@ -67,7 +68,7 @@ void Program::queue_prefetch(Step& step, size_t index, int thread) {
     const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size()), threads = pool_->size();
     for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
         const WorkItem& item = items[size_t(i)];
-        if (item.head > 0) continue;  // its panels are another unit's too
+        if (item.head > 0) continue;  // the item at head 0 already prefetches the whole panel
         const int32_t* blocks = table.blocks + item.seq * table.max_blocks;
         const int32_t* first = table.first + item.seq * table.max_blocks;
         for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
@@ -83,7 +84,7 @@ void Program::queue_prefetch(Step& step, size_t index, int thread) {
     own.prefetch.span_bytes = bytes;
 }
 
-// Norm and rotate heads of token t where they stand.
+// Norms and rotates heads of token t in place.
 void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector& norm, float* x) const {
     const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
     for (int64_t h = 0; h < heads; ++h, x += op.head_dim) {
@@ -94,7 +95,7 @@ void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector&
     }
 }
 
-// Prefill: q and k of whole rows, then k and v into the cells that the table names.
+// Prefill: finishes q and k of whole rows, then writes k and v into the cells of the table.
 void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Shares& shares, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
@@ -111,8 +112,9 @@ void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Sh
     }
 }
 
-// Decode: a unit makes its own heads of q ready, in a row of its thread's, and the unit that holds the token itself
-// also writes those of k and v. No other unit reads these cells, so nobody has to wait.
+// Decode: an item finishes its own heads of q in its thread's row. The item that holds the new
+// token also finishes k and writes k and v. No other item reads these cells, so no barrier is
+// needed.
 void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;

@@ -74,7 +74,7 @@ std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool spe
 }  // namespace
 
 NB_MODULE(_native, m) {
-    nb::set_leak_warnings(false);  // a tokenizer kept in a Python cache outlives the module: that is no leak
+    nb::set_leak_warnings(false);  // a tokenizer in a Python cache may outlive the module
     m.def("cpu_features", &kvarn::cpu_features);
     m.def("isas", &kvarn::isas);
     m.def("isa", [] { return std::string(kvarn::kernels().encoders->name); });
@@ -82,7 +82,8 @@ NB_MODULE(_native, m) {
     m.def("sum_order", [] { return kvarn::sum_order() == kvarn::SumOrder::Tiles ? "tiles" : "pairs"; });
     m.def("select_sum_order",
           [](bool tiles) { kvarn::select_sum_order(tiles ? kvarn::SumOrder::Tiles : kvarn::SumOrder::Pairs); });
-    // noconvert: an array that does not fit is refused; converted silently, `out` would be a copy that nobody sees.
+    // noconvert: refuse an array that does not fit. A silent conversion would write `out` into a
+    // copy that is then thrown away.
     const auto x = nb::arg("x").noconvert(), out = nb::arg("out").noconvert(), scale = nb::arg("scale").noconvert();
     m.def("encode_bf16", &encode_bf16, x, out);
     m.def("encode_f16", &encode_f16, x, out);

@@ -1,4 +1,5 @@
-// The Python boundary of the cache's side: views of stores and tables, writing and attention outside a program.
+// The Python boundary of the cache: views of stores and tables; writing and attention without a
+// program.
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
@@ -47,7 +48,7 @@ float* scales_of(const std::optional<Out>& scale, const Out& cells, const char* 
 void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int codec,
                int64_t group) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
-           "add_layer: group " + std::to_string(group) + " is not there");
+           "add_layer: there is no group " + std::to_string(group));
     ensure(codec >= 0 && codec <= int(Codec::Int8), "add_layer: unknown codec " + std::to_string(codec));
     const SpecView& spec = c.view.groups[size_t(group)].spec;
     LayerView layer;
@@ -84,10 +85,10 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
     c.kept.push_back(nb::cast(k)), c.kept.push_back(nb::cast(v));
 }
 
-// This step's cells; checked here because kernels write where they point.
+// The cells of this step's tokens. They are checked here, because kernels write to them.
 void set_cells(Cache& c, int64_t group, In cells) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
-           "set_cells: group " + std::to_string(group) + " is not there");
+           "set_cells: there is no group " + std::to_string(group));
     const Array<const int64_t, 1> s(cells, "table.cells");
     TableView& t = c.view.groups[size_t(group)].table;
     ensure(s.shape(0) == t.q_start[t.n_seqs], "table: one cell per new token is needed, " +
@@ -106,7 +107,7 @@ void set_cells(Cache& c, int64_t group, In cells) {
 }
 
 const LayerView& layer_of(const Cache& c, int64_t layer) {
-    ensure(layer >= 0 && layer < int64_t(c.view.layers.size()), "layer " + std::to_string(layer) + " is not there");
+    ensure(layer >= 0 && layer < int64_t(c.view.layers.size()), "there is no layer " + std::to_string(layer));
     return c.view.layers[size_t(layer)];
 }
 
@@ -150,7 +151,7 @@ int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result
 }  // namespace
 
 void bind_cache(nb::module_& m) {
-    // An int enum: add_layer takes any int, and says which codec it does not know.
+    // An int enum: add_layer takes any int and names the codec that it does not know.
     nb::enum_<Codec>(m, "Codec", nb::is_arithmetic())
         .value("f32", Codec::F32)
         .value("f16", Codec::F16)

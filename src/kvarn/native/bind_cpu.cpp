@@ -1,4 +1,5 @@
-// The Python boundary of the CPU backend: arguments are checked here, once, with errors that name shape and dtype.
+// The Python boundary of the CPU backend. Arguments are checked here, once; errors name shape and
+// dtype.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -20,7 +21,7 @@ using namespace kvarn;
 
 namespace {
 
-// -- weights ----------------------------------------------------------------------------------------------------------
+// -- weights
 
 template <typename Fn>
 void over_groups(Pool& pool, int64_t groups, Fn&& fn) {
@@ -65,7 +66,7 @@ void unpack(const PackedMatrix& w, Out result) {
     for (int64_t r = 0; r < w.rows; ++r) unpack_row(w, r, out.data() + r * w.cols);
 }
 
-// -- programs ---------------------------------------------------------------------------------------------------------
+// -- programs
 
 using OptionalVector = std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
 
@@ -113,7 +114,7 @@ void check_buffers(const Program& p, const Op& op) {
     const auto ok = [&](int b) { return b >= -1 && b < p.n_buffers(); };
     bool all = ok(op.in) && ok(op.in2) && ok(op.in3) && ok(op.out);
     for (const Segment& s : op.segments) all = all && ok(s.out);
-    ensure(all, "an operation names a buffer that is not there");
+    ensure(all, "an operation names a buffer that does not exist");
 }
 
 Op named(Op::Kind kind, const std::string& name, bool wanted_rows_only) {
@@ -216,9 +217,9 @@ void bind_program(nb::module_& m) {
 
 }  // namespace
 
-// Zeroed memory in large pages, where the system has them; backed when it is first written.
+// See pages.hpp.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> arena(int64_t bytes) {
-    ensure(bytes >= 0 && bytes < (int64_t(1) << 46), "arena: that many bytes cannot be had");
+    ensure(bytes >= 0 && bytes < (int64_t(1) << 46), "arena: cannot allocate " + std::to_string(bytes) + " bytes");
     auto memory = std::make_unique<std::shared_ptr<uint8_t>>(pages(bytes));
     uint8_t* data = memory->get();
     nb::capsule owner(memory.release(), [](void* p) noexcept { delete static_cast<std::shared_ptr<uint8_t>*>(p); });

@@ -20,7 +20,7 @@ void ensure(bool holds, const char* what, int64_t a, int64_t b) {
 
 namespace {
 
-// Positions [begin, end) of sequence s, all of them in its blocks.
+// Every position in [begin, end) lies in a block of sequence s.
 void check_resident(const TableView& t, int64_t s, int64_t begin, int64_t end, int64_t block_size) {
     const int32_t* first = t.first + s * t.max_blocks;
     const int64_t n = t.n_blocks[s];
@@ -68,7 +68,7 @@ void check_step(const Program& program, const CacheView& cache, const int32_t* p
     }
     for (size_t g = 0; g < cache.groups.size(); ++g) {
         const TableView& table = cache.groups[g].table;
-        const StoreView* least = nullptr;  // one check for all layers of a group
+        const StoreView* least = nullptr;  // one check serves all layers of the group
         for (const LayerView& layer : cache.layers)
             if (layer.group == int64_t(g) && (!least || layer.store.n_blocks < least->n_blocks)) least = &layer.store;
         if (!least) continue;

@@ -14,7 +14,7 @@
 
 namespace kvarn {
 
-// What each compilation of the kernels' sources defines.
+// What the kernels' sources define each time they are compiled. Index 0: Pairs, 1: Tiles.
 #define KVARN_DECLARE(isa)                                                                 \
     namespace isa {                                                                        \
     extern const CellEncoders encoders;                                                    \
@@ -45,7 +45,7 @@ uint64_t os_saved_state() {  // XCR0: the register states that the operating sys
     return (uint64_t(hi) << 32) | lo;
 }
 
-bool has_amx(unsigned bit) {  // CPUID 7.0 EDX; reported here, trusted only after a self-test
+bool has_amx(unsigned bit) {  // a bit of CPUID 7.0 EDX; amx_works() tests whether it is true
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     return (d & (1u << bit)) && (os_saved_state() & (3ull << 17)) == (3ull << 17);
@@ -100,7 +100,7 @@ std::vector<const Kernels*> runnable() {  // best first
 }
 
 struct Choice {
-    std::vector<const Kernels*> found = runnable();  // asked once: a probe may have cost a process
+    std::vector<const Kernels*> found = runnable();  // computed once, because the AMX probe starts a process
     std::atomic<const Kernels*> isa{found.front()};
     std::atomic<int> sum_order{std::string(found.front()->encoders->name) == "amx" ? int(SumOrder::Tiles)
                                                                                    : int(SumOrder::Pairs)};

@@ -50,7 +50,7 @@ int32_t Markers::child(int32_t node, uint8_t byte) const {
     return -1;
 }
 
-// One pass over the text, so that the thousands of markers that do not occur in it cost nothing.
+// One pass over the text: the thousands of markers that do not occur in it cost nothing.
 std::vector<int32_t> Markers::seen(std::string_view text) const {
     std::vector<bool> known(markers_.size());
     std::vector<int32_t> found;

@@ -1,3 +1,4 @@
+// Packs the types of a file that have scales of their own; tables.cpp has the others.
 #include <iterator>
 
 #include "base.hpp"
@@ -29,7 +30,7 @@ constexpr const char* kNames[] = {
 };
 static_assert(std::size(kNames) == size_t(Kind::F32) + 1);
 
-// Bit j of each of 32 bytes.
+// Collects bit j of each of 32 bytes.
 uint32_t bits_of_bytes(const uint8_t* bytes, int j) {
     uint32_t bits = 0;
     for (int i = 0; i < 32; ++i) bits |= uint32_t((bytes[i] >> j) & 1u) << i;
@@ -73,7 +74,7 @@ void pack_q8_0(const GroupWriter& t, int64_t row, const uint8_t* src) {
     }
 }
 
-// The 6-bit scale and minimum of sub-block j, out of 12 bytes.
+// The 6-bit scale and minimum of sub-block j; `s` holds eight of both in 12 bytes.
 void scale_min(const uint8_t* s, int j, uint8_t& sc, uint8_t& mn) {
     if (j < 4) {
         sc = s[j] & 63, mn = s[j + 4] & 63;
@@ -84,7 +85,7 @@ void scale_min(const uint8_t* s, int j, uint8_t& sc, uint8_t& mn) {
 }
 
 void pack_q45_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
-    constexpr ScaleLayout kLayout = scale_layout(Kind::Q4_K);  // Q5_K has the same
+    constexpr ScaleLayout kLayout = scale_layout(Kind::Q4_K);  // equal for Q5_K
     const bool five = t.w.kind == Kind::Q5_K;
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += five ? 176 : 144) {
         t.put_half(kLayout.record(s * 8), row, half(src));
@@ -100,7 +101,7 @@ void pack_q45_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
                 put_plane(codes, row, bits_of_bytes(high, j));
                 codes += 64;
             }
-            const uint8_t* q = qs + j / 2 * 32;  // a byte holds one column of sub-block j and one of j + 1
+            const uint8_t* q = qs + j / 2 * 32;  // each byte has one column of each of two sub-blocks
             const int shift = j % 2 * 4;
             for (int g = 0; g < 4; ++g) {
                 const uint32_t low = (word(q + g * 4) >> shift) & 0x0f0f0f0fu;
@@ -111,7 +112,8 @@ void pack_q45_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     }
 }
 
-// Two bits of each of a block's columns into the planes of pairs; `from` holds four columns a word, at this shift.
+// Writes two bits per column into the planes of pairs. A word of `from` has four columns, at this
+// shift.
 void put_pairs(uint8_t* planes, int64_t row, const uint8_t* from, int shift) {
     for (int g = 0; g < 8; ++g) {
         uint8_t* plane = planes + g / 4 * 64 + row * 4;
@@ -134,7 +136,7 @@ void pack_q3_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 110) {
         const uint8_t *high = src, *sc = src + 96;
         t.put_half(kLayout.record(s * 8), row, half(src + 108));
-        for (int i = 0; i < 16; ++i) {  // 6 bits: four in a nibble of 8 bytes, two in 4 bytes behind them
+        for (int i = 0; i < 16; ++i) {  // 6 bits: 4 in nibbles of 8 bytes, 2 in the next 4 bytes
             const int low = (sc[i % 8] >> (i / 8 * 4)) & 15, top = (sc[8 + i % 4] >> (i / 4 * 2)) & 3;
             t.scales[kLayout.factor(s * 8, i) + row] = uint8_t((low | (top << 4)) - 32);
         }

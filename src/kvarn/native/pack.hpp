@@ -3,12 +3,12 @@
 // A group is its scales, then its codes, each aligned to 64 bytes. The codes of one block are
 // vectors of 64 bytes. Byte [row * 4 + j] of vector g is column 4g + j:
 //
-//   2 bits    two planes of bit pairs (vectors 0..3 and 4..7)                  Q2_K
-//   3 bits    those, then a plane whose byte i has bit g of vector g           Q3_K
-//   4 bits    4 vectors; low nibbles are vectors 0..3, high ones 4..7          Q4_0 Q4_1 Q4_K tables
-//   5 bits    a plane whose byte i has bit g of vector g, then the nibbles     Q5_0 Q5_1 Q5_K
-//   6 bits    the two planes of pairs, then the nibbles                        Q6_K
-//   8 bits    8 vectors, code + 128                                            Q8_0
+//   2 bits    two planes of bit pairs (vectors 0..3 and 4..7)                 Q2_K
+//   3 bits    those, then a plane whose byte i has bit g of vector g          Q3_K
+//   4 bits    4 vectors; low nibbles are vectors 0..3, high ones 4..7         Q4_0 Q4_1 Q4_K tables
+//   5 bits    a plane whose byte i has bit g of vector g, then the nibbles    Q5_0 Q5_1 Q5_K
+//   6 bits    the two planes of pairs, then the nibbles                       Q6_K
+//   8 bits    8 vectors, code + 128                                           Q8_0
 //
 // Scales (ScaleLayout has the offsets):
 //

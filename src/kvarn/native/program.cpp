@@ -11,12 +11,13 @@ namespace kvarn {
 
 namespace {
 
-constexpr int64_t kTilesAtOnce = 8;  // activation tiles that stay in L2 while weights pass by
+constexpr int64_t kGrainsPerThread = 8;  // shares of a linear per thread, to balance the threads
+constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights are read
 
 }  // namespace
 
-// A single row is made ready by every thread for itself, which is quicker than waiting for one that does it for all,
-// unless the product behind it writes what some thread may still be reading.
+// If there is only one row, every thread computes it for itself, which is faster than a barrier.
+// That is not allowed if the next linear writes a buffer that another thread may still be reading.
 void Program::add_op(Op op) {
     if ((op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) && !ops_.empty()) {
         Op& before = ops_.back();
@@ -64,7 +65,7 @@ void Program::grow(int64_t tokens, int64_t rows) {
     meta_.assign(size_t(padded * widest_ / kBlock), BlockMeta{});
     bf16_.assign(size_t(padded * widest_), 0);
     for (Own& own : own_) {
-        own.x = {};  // it points into what moves here
+        own.x = {};  // it points into arrays that are reallocated here
         for (Lines<float>* row : {&own.row, &own.q, &own.k}) row->assign(size_t(widest_), 0.0f);
         own.codes.assign(size_t(widest_), 0);
         own.meta.assign(size_t(widest_ / kBlock), BlockMeta{});
@@ -127,7 +128,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
 
 void Program::walk(Step& step, int thread) {
     const FlushDenormals flush;
-    for (RopeTable& table : ropes_) {  // each thread its part of the tokens
+    for (RopeTable& table : ropes_) {  // each thread computes its part of the tokens
         const int64_t half = int64_t(table.frequencies.size()), threads = pool_->size();
         for (int64_t t = step.n_tokens * thread / threads; t < step.n_tokens * (thread + 1) / threads; ++t)
             for (int64_t i = 0; i < half; ++i) {
@@ -188,7 +189,8 @@ void Program::embed(Step& step, const Op& op, Shares& shares, int thread) {
     }
 }
 
-// Rows in f32, then in the forms that the next product reads; rows past the last of a short tile are zeros.
+// Computes rows in f32 and rounds them to the forms that the next linear reads. The rest of a short
+// tile is zeros.
 void Program::make_linear_input(Step& step, const Op& op, Shares& shares, int thread) {
     const Buffer& out = buffers_[size_t(op.out)];
     const bool per_thread = step.per_thread(op);
@@ -232,10 +234,10 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
     if (!n) return;
     int64_t groups = 0;
     for (const Segment& s : op.segments) groups += s.weight.groups;
-    const int64_t grain = std::max<int64_t>(1, groups / (8 * pool_->size()));
+    const int64_t grain = std::max<int64_t>(1, groups / (kGrainsPerThread * pool_->size()));
     int64_t begin, end;
     while (shares.take(thread, grain, begin, end))
-        while (begin < end) {  // items are groups, all of them once per block of tiles
+        while (begin < end) {  // an item is one group with one block of tiles
             const int64_t block = begin / groups, stop = std::min(end, (block + 1) * groups);
             int64_t at = block * groups;
             for (const Segment& s : op.segments) {

@@ -1,4 +1,5 @@
-// PackedMatrix weights back to numbers, one at a time: embeddings, and the proof that packing loses nothing.
+// Packed weights back to numbers, one at a time: for embeddings, and for tests that packing loses
+// nothing.
 #include "half.hpp"
 #include "pack.hpp"
 
@@ -6,12 +7,12 @@ namespace kvarn {
 
 namespace {
 
-int8_t code_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // of kinds with 8 bits
+int8_t code_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // for kinds of 8 bits
     const int64_t in = column % kBlock;
     return int8_t(w.codes(group)[column / kBlock * code_bytes(Kind::Q8_0) + in / 4 * 64 + row * 4 + in % 4] ^ 0x80u);
 }
 
-uint8_t bits_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // of kinds with 2 to 6 bits
+uint8_t bits_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // for kinds of 2 to 6 bits
     const int64_t in = column % kBlock, g = in / 4, place = row * 4 + in % 4;
     const uint8_t* codes = w.codes(group) + column / kBlock * code_bytes(w.kind);
     const auto pair = [&] { return unsigned(codes[g / 4 * 64 + place] >> (g % 4 * 2)) & 3u; };

@@ -1,4 +1,4 @@
-// The cache's side of a step: which units of attention there are, and encoding cells into place.
+// The cache's side of a step: the work items of attention, and writing cells.
 #include "view.hpp"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ void AttentionWork::make(const TableView& table, const SpecView& spec, const Sto
     const int64_t group = spec.n_heads / store.n_heads, stride = 2 + up(store.dim, 16);
     const int64_t step = kQueryRows / group;
     partial_floats = 0;
-    // Heads of one unit: as many as memory likes, unless that leaves threads without work.
+    // Heads of one decode item: many, so that memory is read in order; one if there are fewer
+    // chunks than threads.
     int64_t chunks = 0;
     for (int64_t s = 0; s < table.n_seqs; ++s)
         if (table.q_start[s + 1] - table.q_start[s] == 1) chunks += ceil_div(table.kv_len[s], kChunk);
@@ -48,7 +49,7 @@ void AttentionWork::make(const TableView& table, const SpecView& spec, const Sto
 }
 
 void prefetch_write(const StoreView& s, int64_t cell, HeadRange heads) {
-    if (cell < 0 || s.ks.dim == 1) return;  // contiguous rows are few lines
+    if (cell < 0 || s.ks.dim == 1) return;  // a contiguous row is only a few cache lines
     const int64_t in = cell % s.block_size, bytes = cell_bytes(s.codec);
     const int64_t at =
         cell / s.block_size * s.ks.block + in / s.panel_size * s.ks.panel + in % s.panel_size * s.ks.slot;

@@ -1,4 +1,5 @@
-// The cache as kernels see it: the Store, Table and LayerSpec of backends/host.py as plain pointers. Owns nothing.
+// The cache as kernels see it: the Store, Table and LayerSpec of backends/host.py as plain
+// pointers. Owns nothing.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@ enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how one number of K or 
 
 constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::Int8 ? 1 : 2; }
 
-// Limits that kernels rely on; bind_cache.cpp refuses a store that exceeds them. Arrays of fixed size: `o` in
-// attention.cpp, `narrow` in tiles.hpp, `encoded` in view.cpp.
+// Limits that kernels rely on; bind_cache.cpp refuses a store that exceeds them. Arrays of fixed
+// size: `o` in attention.cpp, `narrow` in tiles.hpp, `encoded` in view.cpp.
 constexpr int64_t kMaxHeadDim = 256;    // numbers of one head
 constexpr int64_t kMaxQueryGroup = 16;  // query heads that share one stored head
 
@@ -36,7 +37,8 @@ struct TableView {
     int64_t n_seqs = 0, max_blocks = 0, tokens = 0;
 };
 
-// What a query sees: positions up to its own, of which a window hides those before window_start(q) that are not pinned.
+// What a query sees: positions up to its own. A window hides those before window_start(q), except
+// pinned ones.
 struct SpecView {
     int64_t n_heads = 0, n_kv_heads = 0, window = -1, pinned = 0;  // window -1: none
 
@@ -72,8 +74,8 @@ constexpr int64_t kQueryRows = 120;        // query rows (positions times group)
 constexpr int64_t kHeadRows = 60;          // query rows of a decode item, at most
 
 // Work of one sequence that one thread does at a time.
-//   decode    the one query position, over slots [begin, end), for `heads` stored heads from `head` on; it reads tile
-//             by tile and in a tile head by head, which is the order of memory
+//   decode    the one query position, over slots [begin, end), for `heads` heads from `head` on.
+//             It reads tile by tile, and within a tile head by head, which is the order of memory.
 //   prefill   query positions [begin, end) of one stored head, over all keys
 struct WorkItem {
     int32_t seq, head, heads;

@@ -1,10 +1,12 @@
-"""From a model's fused kinds to a native program: buffers, and the forms of activations that matrices read.
+"""Emits a native program from a model's fused graph: buffers, and the input forms that matrices read.
 
-- A norm, a gate or an attention that feeds matrices also rounds its rows to what these multiply with: int8 codes, bf16.
-- Buffers are used again, by width, as soon as nobody reads what they hold; sums and gates stay where they are.
+- The rows that matrices read are rounded to the forms that these multiply with: int8 codes, bf16.
+  Norms and gates round their own rows; the rows of attention are rounded by an operation of their own.
+- A buffer is used again, for another value of the same width, after the last read of its value. Sums
+  and gates are computed in place.
 
-There is one set of rounded rows at a time, so a product comes right behind what it reads. Non-goal: deciding what is
-joined (graph/fuse.py).
+There is one set of rounded rows at a time, so a product directly follows the operation that it reads.
+Non-goal: deciding what is fused (graph/fuse.py).
 """
 
 from collections import Counter
@@ -36,18 +38,18 @@ def emit(fused: Sequence[Kind], norm_eps: float, weights: Weights, program: nati
 class _Emitter:
     def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, program: native.Program) -> None:
         self.eps, self.weights, self.program = norm_eps, weights, program
-        self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads to come
-        self.matrices: dict[Value, list[native.PackedMatrix]] = {}  # that read a value
+        self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads that are not emitted yet
+        self.matrices: dict[Value, list[native.PackedMatrix]] = {}  # value -> matrices that read it
         for kind in fused:
             if isinstance(kind, kinds.Product):
                 self.matrices[kind.x] = [weights.matrices[s.matrix] for s in kind.segments]
             elif isinstance(kind, kinds.Logits):
                 self.matrices.setdefault(kind.x, []).append(weights.matrices[kind.weight])
         self.buffers: dict[Value, int] = {}
-        self.free: dict[int, list[int]] = {}  # width -> buffers that nobody reads any more
+        self.free: dict[int, list[int]] = {}  # width -> buffers whose value is not read any more
         self.ropes: dict[Rope, int] = {}
         self.attended: dict[Value, int] = {}  # outputs of attention -> layer
-        self.rounded: Value | None = None  # whose forms stand ready
+        self.rounded: Value | None = None  # the value whose rounded rows are current
         self.wanted_rows_only = False
 
     def emit(self, kind: Kind) -> None:
@@ -94,7 +96,7 @@ class _Emitter:
         return self.buffers[value]
 
     def _read(self, value: Value) -> int:
-        """The buffer of a value that is read once more; it is free again after the last time."""
+        """The buffer of a value, for one read. After the last read the buffer is free."""
         self.left[value] -= 1
         if self.left[value]:
             return self.buffers[value]
@@ -106,20 +108,20 @@ class _Emitter:
         return buffer
 
     def _replace(self, value: Value, by: Value) -> int:
-        """The buffer of a value that is used up: another takes its place."""
+        """The buffer of a value that is not read again; `by` takes it over."""
         self.buffers[by] = self.buffers.pop(value)
         return self.buffers[by]
 
     # -- forms ---------------------------------------------------------------------------------------------------
 
     def _input_forms(self, value: Value) -> tuple[bool, bool]:
-        """Whether the matrices that read this value want int8 codes, and bf16."""
+        """(needs_int8, needs_bf16) of the matrices that read this value."""
         self.rounded = value
         readers = self.matrices.get(value, [])
         return any(w.integer for w in readers), any(w.kind == "BF16" for w in readers)
 
     def _round(self, value: Value) -> None:
-        """Norms and gates round what they make; attention's rows are rounded when a product comes to read them."""
+        """Norms and gates have rounded their rows; round the rows of attention before a product reads them."""
         if value in self.attended:
             buffer, forms = self.buffers[value], self._input_forms(value)
             self.program.norm_round(
@@ -144,7 +146,7 @@ class _Emitter:
     def _attention(self, kind: kinds.Attention) -> None:
         q_norm, k_norm = (None if norm is None else self.weights.vectors[norm] for norm in (kind.q_norm, kind.k_norm))
         rope = -1 if kind.rope is None else self._rope_table(kind.rope)
-        out = self._buffer(kind.out)  # before q, k and v are let go: threads read them while others write
+        out = self._buffer(kind.out)  # before q, k and v are released: threads read them while others write
         q, k, v = (self._read(x) for x in (kind.q, kind.k, kind.v))
         name, layer, scale, eps = f"attention {kind.layer}", kind.layer, kind.scale, self.eps
         self.program.attention(name, layer, q, k, v, out, scale, rope, kind.heads, q_norm, k_norm, eps)

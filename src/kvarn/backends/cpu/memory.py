@@ -1,4 +1,4 @@
-"""The host's memory as native kernels see it: a view of pointers that is made once per cache."""
+"""The memory of a cache for native kernels: a view of pointers, made once per cache."""
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from kvarn.cache.step import Step
 
 
 class CpuMemory:
-    """`host` holds the arena and the tables; `view` points into them. Cells to write change with every step; all else
-    is persistent."""
+    """`host` has the arena and the tables; `view` points into them. Only the cells to write change per step."""
 
     def __init__(self, host: HostMemory) -> None:
         self.host = host
@@ -39,13 +38,13 @@ class CpuMemory:
 
 
 class CpuKernels:
-    """The kernels one by one. A program calls them natively, all layers in one go."""
+    """The kernels, one call each. A program calls them from native code, for all layers in one call."""
 
     def __init__(self, pool: native.Pool) -> None:
         self._pool = pool
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
-        spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2], v.shape[2])  # what is seen does not matter to a write
+        spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2], v.shape[2])  # a write does not look at the window
         store.counters.written += _view(store, table, spec).write(0, k, v)
 
     def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:

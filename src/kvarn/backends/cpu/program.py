@@ -1,4 +1,4 @@
-"""A model on the CPU backend: its calls recorded once, its weights packed once, a step as one native call."""
+"""A model on the CPU backend: recorded once, its weights packed once; a step is one native call."""
 
 import time
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class CpuProgram:
         self._threads = pool.size
         self._program = native.Program(pool)
         emit(fuse(graph), config.norm_eps, weights, self._program)
-        self._hidden = graph.nodes[-1].inputs[0].width  # what logits are made of
+        self._hidden = graph.nodes[-1].inputs[0].width  # width of the rows that logits are computed from
         self._logits = np.empty(0, np.float32)  # of the last step
         self._tracing = False
         self._steps: list[Span] = []
 
     @property
     def nbytes(self) -> int:
-        """Of the weights; a tied embedding is counted once."""
+        """Bytes of the weights; a tied embedding is counted once."""
         matrices = sum(matrix.nbytes for matrix in self.weights.matrices.values())
         return matrices + sum(vector.nbytes for vector in self.weights.vectors.values())
 
@@ -65,7 +65,7 @@ class CpuProgram:
         return HostLogits(logits[:, : self._program.vocabulary])
 
     def _room_for(self, rows: int) -> Floats:
-        """Memory for logits, used again by the next step."""
+        """Memory for logits; the next step overwrites it."""
         width = align(self._program.vocabulary, native.GROUP_ROWS)
         if len(self._logits) < rows * width + LINE:
             self._logits = np.empty(rows * width + LINE, np.float32)
@@ -79,7 +79,7 @@ class CpuProgram:
         return states
 
     def reserve(self, tokens: int) -> None:
-        """Workspaces for steps of so many tokens; a larger step grows them."""
+        """Allocate workspaces for steps of this many tokens; a larger step grows them."""
         self._program.reserve(tokens)
 
     def trace(self, on: bool) -> None:
@@ -92,7 +92,7 @@ class CpuProgram:
 
 
 def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progress: Progress = quiet) -> CpuProgram:
-    """Pack the weights that the graph needs, and emit it."""
+    """Pack the weights that the graph needs, and emit the program."""
     names = graph.weights
     matrices: dict[str, native.PackedMatrix] = {}
     vectors: dict[str, Floats] = {}
@@ -119,7 +119,7 @@ class PackedSize(NamedTuple):
 
 
 def packed_size(checkpoint: Checkpoint, name: str) -> PackedSize:
-    """What a tensor becomes in memory: seen by packing its first rows."""
+    """Kind and bytes of a tensor in memory, from packing its first rows."""
     shape = checkpoint.shapes[name]
     if len(shape) == 1:
         return PackedSize("F32", 4 * shape[0])

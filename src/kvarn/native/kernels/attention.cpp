@@ -264,12 +264,12 @@ int64_t prefill(const AttentionArgs& a, const WorkItem& item, uint8_t* memory) {
         bool whole = !ragged;  // all rows see all slots
         for (int64_t i = 0; i < n; ++i) whole = whole && seen[i] == ~0u;
         const bool row_by_row = ragged && !finite_values<C>(x, n, width);
-        for (int64_t from = 0; from < rows;
-             from += kRowsAtOnce<C>) {  // few enough for their scores to stay in the cache
+        // Few enough rows at a time for their scores to stay in the cache.
+        for (int64_t from = 0; from < rows; from += kRowsAtOnce<C>) {
             const int64_t some = smaller(rows - from, kRowsAtOnce<C>);
             const int64_t first_pos = item.begin + from / group, last_pos = item.begin + (from + some - 1) / group;
-            int64_t reach =
-                n;  // tiles up to the last one that some of these rows see; the others would add exact zeros
+            // Tiles up to the last one that some of these rows see; the others would add exact zeros.
+            int64_t reach = n;
             while (ragged && reach > 0 && !a.spec.visible32(first_pos, last_pos, tiles[reach - 1].pos)) --reach;
             if (!reach) continue;
             const uint8_t* q = x.q + from * depth * a_bytes<C>();

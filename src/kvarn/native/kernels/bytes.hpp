@@ -1,6 +1,7 @@
-// The integer side of a vector unit: 64 bytes of codes at a time where the registers have them, else 32. Lanes are
-// output rows, four columns to a lane; a sum over a block is an exact integer whichever way it is computed.
-// Included by linear.cpp; lives in the instruction set's namespace.
+// Integer arithmetic over packed codes: 64 bytes at a time with AVX-512, else 32, or arrays. Lanes
+// are output rows, with four columns to a lane. The sum over a block is an exact integer on every
+// path. The words are those of simd.hpp; load_* and set1_* differ because these registers can be
+// narrower than F and I. Included by linear.cpp; in the instruction set's namespace.
 #pragma once
 
 #include "simd.hpp"
@@ -14,14 +15,14 @@ constexpr int kFloatLanes = 16;
 using Bytes = __m512i;
 using Ints = __m512i;
 using Floats = __m512;
-constexpr bool kSigned = false;  // 8-bit codes stay code + 128, and the sum is corrected
-constexpr bool kWide = true;     // 32 registers: sixteen accumulators beside the codes
+constexpr bool kSigned = false;  // 8-bit codes stay code + 128; half_sum corrects the sum
+constexpr bool kWide = true;     // 32 registers: room for 16 accumulators beside the codes
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
 template <int kBy>
-inline Bytes shift_bits(Bytes x) {  // to the left; what crosses from byte to byte is masked by the caller
+inline Bytes shift_bits(Bytes x) {  // to the left; the caller masks bits that cross into another byte
     if constexpr (kBy < 0) return _mm512_srli_epi16(x, -kBy);
     if constexpr (kBy > 0) return _mm512_slli_epi16(x, kBy);
     return x;
@@ -103,7 +104,7 @@ inline Bytes broadcast_4(const int8_t* x) {
     memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
-inline Ints dot(Ints acc, Bytes w, const int8_t* x) {  // codes below 64: pairs cannot saturate 16 bits
+inline Ints dot(Ints acc, Bytes w, const int8_t* x) {  // codes are below 64: pairs do not saturate 16 bits
     const Bytes pairs = _mm256_maddubs_epi16(w, broadcast_4(x));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
@@ -171,7 +172,7 @@ inline Bytes insert_bits(Bytes code, Bytes plane) {
     return code;
 }
 inline Bytes zero_bytes() { return {}; }
-inline Bytes broadcast_16(const uint8_t* p) {  // only the first sixteen are looked at
+inline Bytes broadcast_16(const uint8_t* p) {  // lookup() uses only the first 16
     Bytes b{};
     memcpy(b.v, p, 16);
     return b;

@@ -1,5 +1,6 @@
-// Decode over cells where they lie: keys whose slots are contiguous ([dim][32]), values whose dims are ([slot][dim]).
-// The same chains as over staged tiles, so the same bits. Included by attention.cpp.
+// Decode that reads cells in place, without staging: keys whose slots are contiguous ([dim][32]),
+// values whose dims are contiguous ([slot][dim]). The order of sums is that of staged tiles, so the
+// bits are the same. Included by attention.cpp.
 #pragma once
 
 #include "products.hpp"
@@ -17,8 +18,8 @@ bool values_readable(const StoreView& s) {
     return s.vs.dim == 1 && s.dim % kLanes == 0;
 }
 
-// Cells that will be read soon. Cores with AMX gain a fifth of attention by it; a Zen 4 loses a fifth of the step,
-// being quicker at guessing (docs/journal.md).
+// Software prefetch of cells, only on machines with AMX: it makes attention a fifth faster there.
+// On Zen 4 it costs 20 % of a step: its hardware prefetcher is better (docs/journal.md).
 inline void prefetch_cells([[maybe_unused]] const uint8_t* p) {
 #if defined(KVARN_AMX)
     prefetch_l2(p);
@@ -29,13 +30,13 @@ template <Math C>
 constexpr bool kDotInPlace = kDotUnit && codec(C) == Codec::BF16 && !tiled(C);
 
 template <Math C>
-inline F a_number(const void* a, int64_t i) {  // of q or p, in all lanes
+inline F a_number(const void* a, int64_t i) {  // number i of q or p, in all lanes
     if constexpr (pairs(C)) return set1(widen_bf16(static_cast<const uint16_t*>(a)[i]));
     return set1(static_cast<const float*>(a)[i]);
 }
 
 #if defined(__AVX512BF16__)
-// 32 numbers whose bf16 pairs were put side by side by unpacklo and unpackhi, in order again.
+// Stores 32 numbers in order. unpacklo and unpackhi had paired up bf16 within each 128-bit lane.
 inline void store_unpacked(float* out, F a, F b) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -87,7 +88,7 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
     }
 }
 
-// fn<G>(row) for rows [first, first + rows), G at a time.
+// Calls fn<G>(row) for rows [first, first + rows), G rows at a time.
 template <typename Fn>
 inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
     int64_t r = first;
@@ -109,16 +110,17 @@ void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t
     });
 }
 
-struct ValueTile {  // 32 rows of cells in two halves
+struct ValueTile {  // 32 slots of values, in two halves
     const uint8_t* half[2];
-    int64_t stride;  // bytes from slot to slot
+    int64_t stride;  // bytes from one slot to the next
 };
 
-// Pairs of 16 dims come out of the registers interleaved where 32 were read at once; `in_order` undoes that at the end.
+// Whether a load of 32 dims gives two registers of 16 interleaved dims. `in_order` undoes that at
+// the end.
 template <Math C, int N>
 constexpr bool kInterleaved = codec(C) == Codec::BF16 && N % 2 == 0;
 
-// One tile's part of N * 16 dims from `d`, added to acc, of G rows; p has kChunk numbers a row.
+// Adds one tile to the sums of G rows, for N * 16 dims from `d` on. p has kChunk numbers a row.
 template <Math C, int G, int N>
 inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t width,
                             const uint8_t* next_cells) {
@@ -186,7 +188,7 @@ void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t
     constexpr int64_t kBytes = cell_bytes(codec(C));
     const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
     ValueTile v{{t.v[0], t.v[1]}, step};
-    if (seen != ~0u) {  // a boundary tile: rows that may not be seen are zeros
+    if (seen != ~0u) {  // a tile at the edge: copy it, with zeros for slots that are not visible
         for (int64_t s = 0; s < kSlots; ++s) {
             if ((seen >> s) & 1u)
                 memcpy(x.v + s * row, t.v[s / 16] + (s % 16) * step, size_t(row));
@@ -202,7 +204,7 @@ void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t
     });
 }
 
-// The sums of values_in_place with their dims in order.
+// Copies the sums of values_in_place with their dims in order.
 template <Math C>
 void in_order(const float* sums, int64_t dim, float* out) {
     by_dims(dim, [&]<int N>(int64_t d) {

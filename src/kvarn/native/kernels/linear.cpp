@@ -5,7 +5,8 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-// R rows of one activation tile with one group of weights, which the first tile brings in from memory.
+// R rows of one activation tile with one group of weights. The first tile reads the weights from
+// memory, and prefetches.
 template <Kind K, int R>
 void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index,
           bool from_memory, PrefetchQueue& queue) {
@@ -21,7 +22,7 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
             for (int r = 0; r < kStep; ++r) acc[r] = set1_float(0.0f);
             for (int64_t b = 0; b < w.blocks; ++b) {
                 const uint8_t* p = codes + b * code_bytes(K);
-                if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
+                if (from_memory && r0 == 0 && row == 0)  // prefetch this group, and at its end the next one
                     for (int64_t line = 0; line < share; line += 64)
                         prefetch_l2(scales + b * share + kPrefetchDistance + line);
                 if constexpr (kWide && R == 16) prefetch_next(queue);
@@ -35,7 +36,7 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
             }
             const int64_t at = tile_index * kTile + r0;
             KVARN_UNROLL(16)
-            for (int r = 0; r < kStep; ++r)  // unrolled, so that the sums can stay in registers
+            for (int r = 0; r < kStep; ++r)  // unrolled, so that the sums stay in registers
                 if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
         }
     }
@@ -64,7 +65,7 @@ void multiply_integers(const PackedMatrix& w, const Activations& x, const Output
     }
 }
 
-// -- floating-point weights: one chain per output, lanes being rows ---------------------------------------------------
+// -- floating-point weights: one chain per output, lanes are rows
 
 template <SumOrder O, int R>
 void bf16_rows(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t first) {
@@ -169,10 +170,10 @@ void multiply(const PackedMatrix& w, const Activations& x, const Output& y, cons
     }
 }
 
-// -- activations ------------------------------------------------------------------------------------------------------
+// -- activations
 
-// x: blocks * 32 floats, zeros past cols. Codes are x / d rounded half to even, d = amax / 127; a block with a value
-// that is not finite gets d = NaN, so that nothing plausible comes of it.
+// x: blocks * 32 floats, zeros past cols. Codes are x / d rounded half to even, d = amax / 127. A
+// block with a value that is not finite gets d = NaN, so that its outputs are NaN too.
 void quantize(const float* x, const Activations& out, int64_t row) {
     const int64_t t = row / kTile, r = row % kTile;
     int8_t* codes = out.codes + t * out.blocks * out.height * kBlock + r * kBlock;

@@ -1,16 +1,17 @@
-// Sixteen lanes of f32 (F) and of i32 (I), on any machine: one __m512, two __m256, or an array. Kernels are written
-// once over these, so every instruction set does the same operations in the same order. Only files that are compiled
-// once per instruction set include this one; all of it is in that set's namespace.
+// Sixteen lanes of f32 (F) and of i32 (I) on any machine: one __m512, two __m256, or an array.
+// Kernels are written once with these, so every instruction set does the same operations in the
+// same order. Only files that are compiled once per instruction set include this one; everything is
+// in that set's namespace.
 //
-//   zero, set1, load, store        load_f16, load_bf16, load_i8 widen; store_bf16 rounds half to even, NaN stays NaN
-//   add sub mul div max min fma    lane by lane
-//   to_int                         half to even
-//   where_below, keep              choose by comparison, or by the bits of a mask
-//   even_bf16, odd_bf16            the even and the odd elements of 32 bf16
-//   zip_low, zip_high              lanes 0..15 and 16..31 of the sequence whose even elements are in e, odd ones in o
-//   reduce_add, reduce_max         across lanes, always as the same tree: lanes i and i + 8, then 4, 2, 1 apart
-//   largest_bits                   the largest magnitude as bits; bits order like numbers, and NaN is the largest
-//   store_i8                       saturates; returns the sum
+//   zero set1 load store          load_f16 load_bf16 load_i8 widen; store_bf16 rounds half to even
+//   add sub mul div max min fma   lane by lane
+//   to_int                        rounds half to even
+//   where_below keep              choose by a comparison, or by the bits of a mask
+//   even_bf16 odd_bf16            even and odd elements of 32 bf16
+//   zip_low zip_high              lanes 0..15 and 16..31 of e and o interleaved
+//   reduce_add reduce_max         across lanes, always the same tree: lanes 8 apart, then 4, 2, 1
+//   largest_bits                  largest magnitude as bits, which order like numbers; NaN is largest
+//   store_i8                      saturates; returns the sum
 #pragma once
 
 #include <cstdint>
@@ -84,8 +85,8 @@ static inline int32_t store_i8(int8_t* p, I x) {
 }
 #endif
 
-// 2^x for x <= 127: exactly 1 at 0, exactly 0 below -126, NaN for NaN; else to 2 units in the last place, or, `coarse`,
-// to 3e-6 of the value.
+// 2^x for x <= 127: exactly 1 at 0, exactly 0 below -126, NaN for NaN. Otherwise the error is at
+// most 2 units in the last place, or 3e-6 of the value if `coarse`.
 template <bool coarse = false>
 static inline F exp2(F x) {
 #if defined(__AVX512F__)
@@ -118,6 +119,6 @@ static inline F exp2(F x) {
 }
 
 static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
-static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the nearest cache
+static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }  // past L1
 
 }  // namespace kvarn::KVARN_ISA

@@ -38,7 +38,7 @@ static inline F where_below(F x, F bound, F below, F otherwise) {
     return {_mm256_blendv_ps(otherwise.a, below.a, _mm256_cmp_ps(x.a, bound.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(otherwise.b, below.b, _mm256_cmp_ps(x.b, bound.b, _CMP_LT_OQ))};
 }
-static inline __m256 spread(uint32_t mask8) {  // bit i -> lane i all ones
+static inline __m256 spread(uint32_t mask8) {  // bit i set: all bits of lane i
     const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(int(mask8)), bit), bit));
 }

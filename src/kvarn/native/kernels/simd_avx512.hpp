@@ -74,7 +74,7 @@ static inline void store_bf16(uint16_t* p, F x) {
 #endif
 }
 static inline __m128i narrow_i8(I x) { return _mm512_cvtepi32_epi8(x.v); }
-static inline __m256i magnitudes(F x, F y) {  // the larger bits of 8 lanes each, without their signs
+static inline __m256i magnitudes(F x, F y) {  // bits without sign; 32 lanes reduced to 8 by maximum
     const __m512i sign = _mm512_set1_epi32(0x7fffffff);
     const __m512i m = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(x.v), sign),
                                        _mm512_and_si512(_mm512_castps_si512(y.v), sign));

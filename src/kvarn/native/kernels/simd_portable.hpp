@@ -13,7 +13,7 @@ struct I {
     int32_t v[kLanes];
 };
 
-// The body of a function that computes each lane by the same expression of i.
+// The body of a function that computes lane i by one expression.
 #define KVARN_EACH(expression)                              \
     F r;                                                    \
     for (int i = 0; i < kLanes; ++i) r.v[i] = (expression); \
