@@ -16,12 +16,15 @@ except ImportError as error:
     ) from error
 
 from kvarn._native import (
+    GROUP_ROWS,
     CacheView,
+    Codec,
+    Gate,
     Markers,
+    PackedMatrix,
     Pool,
     Program,
     Spm,
-    Weight,
     arena,
     attend,
     cpu_features,
@@ -41,13 +44,16 @@ from kvarn._native import (
 from kvarn.errors import KvarnError
 
 __all__ = [
+    "GROUP_ROWS",
     "SUM_ORDERS",
     "CacheView",
+    "Codec",
+    "Gate",
     "Markers",
+    "PackedMatrix",
     "Pool",
     "Program",
     "Spm",
-    "Weight",
     "arena",
     "attend",
     "cpu_features",
@@ -72,18 +78,18 @@ SUM_ORDERS = ("pairs", "tiles")
 
 
 def select_isa(name: str) -> None:
-    if not _native.select(name):
+    if not _native.select_isa(name):
         raise KvarnError(f"instruction set {name!r} does not run here; available: {', '.join(isas())}")
 
 
 def sum_order() -> str:
-    return _native.order()
+    return _native.sum_order()
 
 
 def select_sum_order(name: str) -> None:
     if name not in SUM_ORDERS:
         raise KvarnError(f"there is no order of sums {name!r}; choose {' or '.join(SUM_ORDERS)}")
-    _native.select_order(name == "tiles")
+    _native.select_sum_order(name == "tiles")
 
 
 def _select_from_environment() -> None:

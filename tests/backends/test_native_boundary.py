@@ -41,7 +41,7 @@ class Given:
     kv_len: np.ndarray = field(default_factory=lambda: np.array([TOKENS], np.int32))
     q_start: np.ndarray = field(default_factory=lambda: np.array([0, 3], np.int32))
     heads: tuple[int, int, int, int] = (HEADS, KV, -1, 0)
-    slots: np.ndarray = field(default_factory=lambda: np.array([37, 38, 39], np.int64))
+    cells: np.ndarray = field(default_factory=lambda: np.array([37, 38, 39], np.int64))
     fresh: np.ndarray = field(default_factory=lambda: np.zeros((3, KV, DIM), np.float32))
     q: np.ndarray = field(default_factory=lambda: np.zeros((3, HEADS, DIM), np.float32))
     out: np.ndarray = field(default_factory=lambda: np.zeros((3, HEADS, DIM), np.float32))
@@ -51,7 +51,7 @@ class Given:
         view = native.CacheView()
         view.add_group(self.blocks, self.first, self.n_blocks, self.kv_len, self.q_start, *self.heads)
         view.add_layer(self.k, self.v, self.k_scale, self.v_scale, self.codec, self.group)
-        view.set_slots(0, self.slots)
+        view.set_cells(0, self.cells)
         view.write(self.layer, self.fresh, self.fresh)
         native.attend(pool(), view, self.layer, self.q, self.out, 1.0, True, True)
 
@@ -118,10 +118,10 @@ BAD = {
     ),
     "more than the blocks hold": (dict(kv_len=i32(65)), "sees position 64"),
     "fewer tokens than are new": (dict(kv_len=i32(2)), "2 tokens are written, 3 of them new"),
-    "a slot outside": (dict(slots=np.array([0, 1, BLOCKS * BLOCK], np.int64)), "slot 192 lies outside"),
-    "a slot below -1": (dict(slots=np.array([0, 1, -2], np.int64)), "slot -2"),
-    "too few slots": (dict(slots=np.array([0, 1], np.int64)), "3 and not 2"),
-    "slots of i32": (dict(slots=i32(0, 1, 2)), "table.slots.*int64 is needed"),
+    "a cell outside": (dict(cells=np.array([0, 1, BLOCKS * BLOCK], np.int64)), "cell 192 lies outside"),
+    "a cell below -1": (dict(cells=np.array([0, 1, -2], np.int64)), "cell -2"),
+    "too few cells": (dict(cells=np.array([0, 1], np.int64)), "3 and not 2"),
+    "cells of i32": (dict(cells=i32(0, 1, 2)), "table.cells.*int64 is needed"),
     "keys of f64": (dict(fresh=cells(3, KV, DIM, dtype=np.float64)), "write: k.*float32 is needed.*float64"),
     "keys of other heads": (dict(fresh=cells(3, HEADS, DIM)), "3 new tokens, 2 KV heads, 8"),
     "keys with gaps": (dict(fresh=cells(3, KV, 2 * DIM)[:, :, ::2]), r"strides \[32, 16, 2\]"),
@@ -137,7 +137,7 @@ VALID = {
     "f32": ({}, ROWS_SEE),
     "int8": (dict(k=CODES.copy(), v=CODES.copy(), codec=3, k_scale=SCALES.copy(), v_scale=SCALES.copy()), ROWS_SEE),
     "a window of 4": (dict(heads=(HEADS, KV, 4, 0)), [1 / 4, 2 / 4, 3 / 4]),
-    "padding": (dict(kv_len=i32(0), slots=np.full(3, -1)), [0, 0, 0]),
+    "padding": (dict(kv_len=i32(0), cells=np.full(3, -1)), [0, 0, 0]),
 }
 
 
@@ -159,12 +159,12 @@ def test_a_cache_that_is_not_what_it_should_be(spoiled: dict, message: str) -> N
         Given(**spoiled).run()
 
 
-def test_slots_live_as_long_as_the_view() -> None:
+def test_cells_live_as_long_as_the_view() -> None:
     view = native.CacheView()
     given = Given()
     view.add_group(given.blocks, given.first, given.n_blocks, given.kv_len, given.q_start, *given.heads)
     view.add_layer(given.k, given.v, None, None, 0, 0)
-    view.set_slots(0, np.array([37, 38, 39], np.int64))  # this is the only reference
+    view.set_cells(0, np.array([37, 38, 39], np.int64))  # this is the only reference
     np.full(3, 10**9)
     given.fresh += 1
     view.write(0, given.fresh, given.fresh)

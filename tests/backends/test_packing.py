@@ -12,13 +12,13 @@ from kvarn.loading.quants import grid_of
 ROWS, COLUMNS = (1, 15, 16, 17, 33), 512
 
 
-def unpacked(weight: native.Weight) -> np.ndarray:
+def unpacked(weight: native.PackedMatrix) -> np.ndarray:
     out = np.full((weight.rows, weight.cols), np.nan, np.float32)
     weight.unpack(out)
     return out
 
 
-def packed(raw: np.ndarray, name: str, columns: int) -> native.Weight:
+def packed(raw: np.ndarray, name: str, columns: int) -> native.PackedMatrix:
     return native.pack(pool(), name, raw, columns, grid_of(name))
 
 

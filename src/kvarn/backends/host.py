@@ -185,7 +185,7 @@ class HostMemory:
                 for i in range(1, copies):
                     array[block, :, i::copies] = array[block, :, ::copies]
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------
 
     def _store(self, layer: int) -> Store:
         parts, at = self.plan.groups[self.group_of[layer]].parts, self.plan.offsets[layer]

@@ -18,8 +18,8 @@ namespace kvarn {
 
 namespace {
 
-constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl's ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-constexpr int kPatience = 5000;                             // ms that a child may take
+constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+constexpr int kPatience = 5000;                             // ms that the child gets
 
 constexpr TileShapes kFull{64}, kShort{32};
 
@@ -37,7 +37,7 @@ struct Operands {
         const auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 16; };
         for (int8_t& v : a) v = int8_t(next());
         for (int8_t& v : b) v = int8_t(next());
-        for (uint16_t& v : x) v = uint16_t((next() & 0x80ffu) | 0x3f00u);  // of magnitude 0.5 to 2
+        for (uint16_t& v : x) v = uint16_t((next() & 0x80ffu) | 0x3f00u);  // magnitudes from 0.5 to 2
         for (uint16_t& v : y) v = uint16_t((next() & 0x80ffu) | 0x3f00u);
     }
 };
@@ -59,7 +59,7 @@ Results expected(const Operands& o) {
     return r;
 }
 
-void multiply(const Operands& o, Results& r) {  // in the child: no allocation, no library
+void multiply(const Operands& o, Results& r) {  // runs in the child: no allocation, no library call
     {
         const UseTiles tiles(kShort);
         tile_zero<0>();
@@ -103,7 +103,7 @@ bool amx_works() {
     const pid_t child = fork();
     if (child == 0) {
         multiply(operands, found);
-        const ssize_t sent = write(ends[1], &found, sizeof found);  // less than a pipe takes at once
+        const ssize_t sent = write(ends[1], &found, sizeof found);  // a pipe takes this much at once
         _exit(sent == ssize_t(sizeof found) ? 0 : 1);
     }
     close(ends[1]);

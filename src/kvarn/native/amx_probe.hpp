@@ -1,10 +1,12 @@
-// Whether AMX can be trusted here: CPUID and the kernel may promise what a hypervisor does not keep.
+// Whether AMX works here. CPUID and the kernel can report it under a hypervisor that does not
+// support it.
 #pragma once
 
 namespace kvarn {
 
-// Asks the system for the tile registers, then has a child process multiply known tiles: whatever happens to the child,
-// this process goes on. True when every number came back as computed here, in the order of sums that kernels rely on.
+// Asks the system for the tile registers, then lets a child process multiply known tiles. A crash
+// or a hang of the child does not harm this process. True if every result equals the one computed
+// here, in the order of sums that kernels rely on.
 bool amx_works();
 
 }  // namespace kvarn

@@ -1,4 +1,4 @@
-// How fast this machine reads memory: what a decode step is measured against.
+// How fast this machine reads memory: the bound of a decode step.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "checks.hpp"
 #include "isa.hpp"
 #include "markers.hpp"
 #include "spm.hpp"
@@ -23,35 +24,34 @@ using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename In, typename Out>
 void same_shape(const In& x, const Out& out) {
-    if (x.shape(0) != out.shape(0) || x.shape(1) != out.shape(1))
-        throw nb::value_error("encode: x and out differ in shape");
+    kvarn::ensure(x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1), "encode: x and out differ in shape");
 }
 
 void encode_bf16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
     nb::gil_scoped_release release;
-    kvarn::kernels().cells->bf16(x.data(), out.data(), int64_t(x.size()));
+    kvarn::kernels().encoders->bf16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_f16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
     nb::gil_scoped_release release;
-    kvarn::kernels().cells->f16(x.data(), out.data(), int64_t(x.size()));
+    kvarn::kernels().encoders->f16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
     same_shape(x, out);
-    if (scale.shape(0) != x.shape(0)) throw nb::value_error("encode_int8: one scale per row of x is needed");
+    kvarn::ensure(scale.shape(0) == x.shape(0), "encode_int8: one scale per row of x is needed");
     nb::gil_scoped_release release;
-    kvarn::kernels().cells->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
+    kvarn::kernels().encoders->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
 }
 
 std::string_view view(const nb::bytes& text) { return {text.c_str(), text.size()}; }
 
 std::vector<kvarn::Marker> markers(std::vector<std::string> texts, const std::vector<int32_t>& ids,
                                    const std::vector<bool>& always, const std::vector<bool>& strips_right) {
-    if (texts.size() != ids.size() || texts.size() != always.size() || texts.size() != strips_right.size())
-        throw nb::value_error("markers: texts, ids, always and strips_right differ in length");
+    kvarn::ensure(texts.size() == ids.size() && texts.size() == always.size() && texts.size() == strips_right.size(),
+                  "markers: texts, ids, always and strips_right differ in length");
     std::vector<kvarn::Marker> all;
     all.reserve(texts.size());
     for (size_t i = 0; i < texts.size(); ++i) all.push_back({std::move(texts[i]), ids[i], always[i], strips_right[i]});
@@ -59,11 +59,11 @@ std::vector<kvarn::Marker> markers(std::vector<std::string> texts, const std::ve
 }
 
 std::vector<std::tuple<int32_t, size_t, size_t>> split(const kvarn::Markers& self, nb::bytes text, bool special) {
-    std::vector<std::tuple<int32_t, size_t, size_t>> pieces;
+    std::vector<std::tuple<int32_t, size_t, size_t>> spans;
     nb::gil_scoped_release release;
-    for (const kvarn::Piece& piece : self.split(view(text), special))
-        pieces.emplace_back(piece.id, piece.begin, piece.end);
-    return pieces;
+    for (const kvarn::TextSpan& span : self.split(view(text), special))
+        spans.emplace_back(span.id, span.begin, span.end);
+    return spans;
 }
 
 std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool special) {
@@ -74,14 +74,16 @@ std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool spe
 }  // namespace
 
 NB_MODULE(_native, m) {
-    nb::set_leak_warnings(false);  // a tokenizer kept in a Python cache outlives the module: that is no leak
+    nb::set_leak_warnings(false);  // a tokenizer in a Python cache may outlive the module
     m.def("cpu_features", &kvarn::cpu_features);
     m.def("isas", &kvarn::isas);
-    m.def("isa", [] { return std::string(kvarn::kernels().cells->name); });
-    m.def("select", [](const std::string& name) { return kvarn::select(name); }, nb::arg("name"));
-    m.def("order", [] { return kvarn::order() == kvarn::Order::Tiles ? "tiles" : "pairs"; });
-    m.def("select_order", [](bool tiles) { kvarn::select(tiles ? kvarn::Order::Tiles : kvarn::Order::Pairs); });
-    // noconvert: an array that does not fit is refused; converted silently, `out` would be a copy that nobody sees.
+    m.def("isa", [] { return std::string(kvarn::kernels().encoders->name); });
+    m.def("select_isa", [](const std::string& name) { return kvarn::select_isa(name); }, nb::arg("name"));
+    m.def("sum_order", [] { return kvarn::sum_order() == kvarn::SumOrder::Tiles ? "tiles" : "pairs"; });
+    m.def("select_sum_order",
+          [](bool tiles) { kvarn::select_sum_order(tiles ? kvarn::SumOrder::Tiles : kvarn::SumOrder::Pairs); });
+    // noconvert: refuse an array that does not fit. A silent conversion would write `out` into a
+    // copy that is then thrown away.
     const auto x = nb::arg("x").noconvert(), out = nb::arg("out").noconvert(), scale = nb::arg("scale").noconvert();
     m.def("encode_bf16", &encode_bf16, x, out);
     m.def("encode_f16", &encode_f16, x, out);
@@ -102,7 +104,7 @@ NB_MODULE(_native, m) {
             [](kvarn::Spm* self, std::vector<std::string> tokens, Column<const float> scores,
                std::vector<std::string> texts, const std::vector<int32_t>& ids, const std::vector<bool>& always,
                const std::vector<bool>& strips_right, bool space_prefix, int32_t unknown) {
-                if (scores.shape(0) != tokens.size()) throw nb::value_error("Spm: one score per token is needed");
+                kvarn::ensure(scores.shape(0) == tokens.size(), "Spm: one score per token is needed");
                 const std::vector<float> copy(scores.data(), scores.data() + scores.shape(0));
                 new (self) kvarn::Spm(std::move(tokens), copy, markers(std::move(texts), ids, always, strips_right),
                                       space_prefix, unknown);

@@ -1,5 +1,4 @@
-// What the binding files share: arrays as they are given, checked against what is wanted, and the cache's side of a
-// step.
+// Shared by the binding files: checked arrays, and the cache as Python holds it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,18 +9,14 @@
 #include <type_traits>
 #include <vector>
 
-#include "program.hpp"
+#include "checks.hpp"
 
 namespace nb = nanobind;
 
 namespace kvarn {
 
-using In = nb::ndarray<nb::ro, nb::device::cpu>;  // may be read-only
+using In = nb::ndarray<nb::ro, nb::device::cpu>;  // also takes read-only arrays
 using Out = nb::ndarray<nb::device::cpu>;
-
-inline void ensure(bool holds, const std::string& what) {
-    if (!holds) throw nb::value_error(what.c_str());
-}
 
 inline std::string name_of(nb::dlpack::dtype type) {
     const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
@@ -37,7 +32,7 @@ std::string describe(const Any& x) {
     return text + "] of " + name_of(x.dtype());
 }
 
-// A contiguous array of T with N dimensions: what kernels take.
+// A contiguous array of T with N dimensions. Throws if the given array is anything else.
 template <typename T, int N>
 struct Array {
     T* at = nullptr;
@@ -62,8 +57,8 @@ struct Array {
 
 struct Cache {
     CacheView view;
-    std::vector<nb::object> kept;   // the arrays that the view points into
-    std::vector<nb::object> slots;  // of each group: this step's
+    std::vector<nb::object> kept;   // keeps the arrays alive that the view points into
+    std::vector<nb::object> cells;  // per group: keeps this step's cells alive
 };
 
 void bind_cache(nb::module_& m);

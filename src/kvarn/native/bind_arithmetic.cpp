@@ -1,5 +1,5 @@
-// The Python boundary of kvarn's own arithmetic (kvarn/arithmetic.py): elementary functions over arrays, and sums of
-// products in a written order.
+// The Python boundary of kvarn/arithmetic.py: elementary functions over arrays, and sums of
+// products in a fixed order.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>

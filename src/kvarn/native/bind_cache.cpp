@@ -1,10 +1,10 @@
-// The Python boundary of the cache's side: views of stores and tables, writing and attention outside a program.
+// The Python boundary of the cache: views of stores and tables; writing and attention without a
+// program.
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
 
 #include "bind.hpp"
-#include "checks.hpp"
 
 namespace kvarn {
 namespace {
@@ -32,7 +32,7 @@ void add_group(Cache& c, In blocks, In first, In n_blocks, In kv_len, In q_start
     g.table = {b.data(), f.data(), n.data(), len.data(), start.data(), nullptr, seqs, b.shape(1), 0};
     g.spec = {n_heads, n_kv_heads, window, pinned};
     c.view.groups.push_back(g);
-    c.slots.emplace_back();
+    c.cells.emplace_back();
     for (const In& x : {blocks, first, n_blocks, kv_len, q_start}) c.kept.push_back(nb::cast(x));
 }
 
@@ -48,8 +48,8 @@ float* scales_of(const std::optional<Out>& scale, const Out& cells, const char* 
 void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int codec,
                int64_t group) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
-           "add_layer: group " + std::to_string(group) + " is not there");
-    ensure(codec >= 0 && codec <= 3, "add_layer: unknown codec " + std::to_string(codec));
+           "add_layer: there is no group " + std::to_string(group));
+    ensure(codec >= 0 && codec <= int(Codec::Int8), "add_layer: unknown codec " + std::to_string(codec));
     const SpecView& spec = c.view.groups[size_t(group)].spec;
     LayerView layer;
     StoreView& s = layer.store;
@@ -65,13 +65,16 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
     s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
     s.block_size = int64_t(k.shape(1) * k.shape(3));
     s.n_heads = int64_t(k.shape(2)), s.dim = int64_t(k.shape(4));
-    ensure(s.panel_size % 16 == 0, "store: a panel holds a multiple of 16 slots, not " + std::to_string(s.panel_size));
-    ensure(s.dim <= 256, "store: head dimensions up to 256 are implemented, not " + std::to_string(s.dim));
+    ensure(s.panel_size % kHalfTile == 0, "store: a panel holds a multiple of " + std::to_string(kHalfTile) +
+                                              " slots, not " + std::to_string(s.panel_size));
+    ensure(s.dim <= kMaxHeadDim, "store: head dimensions up to " + std::to_string(kMaxHeadDim) +
+                                     " are implemented, not " + std::to_string(s.dim));
     ensure(s.n_heads == spec.n_kv_heads || s.n_heads == spec.n_heads,
            "store: " + std::to_string(s.n_heads) + " heads are neither the " + std::to_string(spec.n_kv_heads) +
                " KV heads nor the " + std::to_string(spec.n_heads) + " query heads");
-    ensure(spec.n_heads / s.n_heads <= 16,
-           "store: at most 16 query heads share a KV head, not " + std::to_string(spec.n_heads / s.n_heads));
+    ensure(spec.n_heads / s.n_heads <= kMaxQueryGroup, "store: at most " + std::to_string(kMaxQueryGroup) +
+                                                           " query heads share a KV head, not " +
+                                                           std::to_string(spec.n_heads / s.n_heads));
     if (s.codec == Codec::Int8) {
         s.k_scale = scales_of(k_scale, k, "k_scale"), s.v_scale = scales_of(v_scale, v, "v_scale");
         s.k_scales = strides_of(*k_scale), s.v_scales = strides_of(*v_scale);
@@ -82,29 +85,29 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
     c.kept.push_back(nb::cast(k)), c.kept.push_back(nb::cast(v));
 }
 
-// This step's cells; checked here because kernels write where they point.
-void set_slots(Cache& c, int64_t group, In slots) {
+// The cells of this step's tokens. They are checked here, because kernels write to them.
+void set_cells(Cache& c, int64_t group, In cells) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
-           "set_slots: group " + std::to_string(group) + " is not there");
-    const Array<const int64_t, 1> s(slots, "table.slots");
+           "set_cells: there is no group " + std::to_string(group));
+    const Array<const int64_t, 1> s(cells, "table.cells");
     TableView& t = c.view.groups[size_t(group)].table;
-    ensure(s.shape(0) == t.q_start[t.n_seqs], "table: one slot per new token is needed, " +
+    ensure(s.shape(0) == t.q_start[t.n_seqs], "table: one cell per new token is needed, " +
                                                   std::to_string(t.q_start[t.n_seqs]) + " and not " +
                                                   std::to_string(s.shape(0)));
-    int64_t cells = 0;
+    int64_t n_cells = 0;
     for (const LayerView& l : c.view.layers)
         if (l.group == group)
-            cells =
-                cells ? std::min(cells, l.store.n_blocks * l.store.block_size) : l.store.n_blocks * l.store.block_size;
+            n_cells = n_cells ? std::min(n_cells, l.store.n_blocks * l.store.block_size)
+                              : l.store.n_blocks * l.store.block_size;
     for (int64_t i = 0; i < s.shape(0); ++i)
-        ensure(s.data()[i] >= -1 && s.data()[i] < cells,
-               "table: slot " + std::to_string(s.data()[i]) + " lies outside the store of " + std::to_string(cells));
-    t.slots = s.data(), t.tokens = s.shape(0);
-    c.slots[size_t(group)] = nb::cast(slots);
+        ensure(s.data()[i] >= -1 && s.data()[i] < n_cells,
+               "table: cell " + std::to_string(s.data()[i]) + " lies outside the store of " + std::to_string(n_cells));
+    t.cells = s.data(), t.tokens = s.shape(0);
+    c.cells[size_t(group)] = nb::cast(cells);
 }
 
 const LayerView& layer_of(const Cache& c, int64_t layer) {
-    ensure(layer >= 0 && layer < int64_t(c.view.layers.size()), "layer " + std::to_string(layer) + " is not there");
+    ensure(layer >= 0 && layer < int64_t(c.view.layers.size()), "there is no layer " + std::to_string(layer));
     return c.view.layers[size_t(layer)];
 }
 
@@ -121,8 +124,8 @@ int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
     int64_t written = 0;
     const int64_t row = g.spec.n_kv_heads * l.store.dim;
     for (int64_t t = 0; t < g.table.tokens; ++t)
-        if (g.table.slots[t] >= 0)
-            written += write_heads(l.store, *kernels().cells, g.table.slots[t], {0, l.store.n_heads},
+        if (g.table.cells[t] >= 0)
+            written += write_heads(l.store, *kernels().encoders, g.table.cells[t], {0, l.store.n_heads},
                                    k.data() + t * row, v.data() + t * row, g.spec.n_kv_heads);
     return written;
 }
@@ -148,12 +151,18 @@ int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+    // An int enum: add_layer takes any int and names the codec that it does not know.
+    nb::enum_<Codec>(m, "Codec", nb::is_arithmetic())
+        .value("f32", Codec::F32)
+        .value("f16", Codec::F16)
+        .value("bf16", Codec::BF16)
+        .value("int8", Codec::Int8);
     nb::class_<Cache>(m, "CacheView")
         .def(nb::init<>())
         .def("add_group", &add_group)
         .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
              nb::arg("codec"), nb::arg("group"))
-        .def("set_slots", &set_slots)
+        .def("set_cells", &set_cells)
         .def("write", &write_layer);
     m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"), nb::arg("out"),
           nb::arg("scale"), nb::arg("prefill"), nb::arg("decode"));

@@ -1,4 +1,5 @@
-// The Python boundary of the CPU backend: arguments are checked here, once, with errors that name shape and dtype.
+// The Python boundary of the CPU backend. Arguments are checked here, once; errors name shape and
+// dtype.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,15 +13,15 @@
 #include <optional>
 
 #include "bandwidth.hpp"
+#include "base.hpp"
 #include "bind.hpp"
-#include "checks.hpp"
 #include "pages.hpp"
 
 using namespace kvarn;
 
 namespace {
 
-// -- weights ----------------------------------------------------------------------------------------------------------
+// -- weights
 
 template <typename Fn>
 void over_groups(Pool& pool, int64_t groups, Fn&& fn) {
@@ -34,28 +35,29 @@ void over_groups(Pool& pool, int64_t groups, Fn&& fn) {
 
 using Grid = std::optional<nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
-Packed pack_rows(Pool& pool, const std::string& type, In given, int64_t cols, const Grid& grid) {
+PackedMatrix pack_rows(Pool& pool, const std::string& type, In given, int64_t cols, const Grid& grid) {
     const Array<const uint8_t, 2> rows(given, "pack: rows");
-    const Stored* stored = stored_as(type);
-    ensure(stored != nullptr, "pack: there are no weights of type " + type);
-    ensure(cols > 0 && cols % stored->columns == 0, type + " rows of " + std::to_string(cols) + " are no whole blocks");
-    const int64_t bytes = cols / stored->columns * stored->bytes, points = stored->grid_rows;
+    const FileType* file_type = find_file_type(type);
+    ensure(file_type != nullptr, "pack: there are no weights of type " + type);
+    ensure(cols > 0 && cols % file_type->columns == 0,
+           type + " rows of " + std::to_string(cols) + " are no whole blocks");
+    const int64_t bytes = cols / file_type->columns * file_type->bytes, points = file_type->grid_rows;
     ensure(rows.shape(0) > 0 && rows.shape(1) == bytes, "pack: a row of " + std::to_string(cols) + " columns of " +
                                                             type + " is " + std::to_string(bytes) + " bytes, not " +
                                                             describe(given));
-    ensure(!points || (grid && int64_t(grid->shape(0)) == points && int64_t(grid->shape(1)) == stored->grid_columns &&
-                       fits(*stored, grid->data())),
+    ensure(!points || (grid && int64_t(grid->shape(0)) == points &&
+                       int64_t(grid->shape(1)) == file_type->grid_columns && fits(*file_type, grid->data())),
            "pack: " + type + " needs its grid, [" + std::to_string(points) + ", " +
-               std::to_string(stored->grid_columns) + "] of int8");
+               std::to_string(file_type->grid_columns) + "] of int8");
     nb::gil_scoped_release release;
-    const Packed out = allocate(*stored, rows.shape(0), cols);
+    const PackedMatrix out = allocate(*file_type, rows.shape(0), cols);
     over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
-        pack(*stored, points ? grid->data() : nullptr, rows.data(), out, begin, end);
+        pack(*file_type, points ? grid->data() : nullptr, rows.data(), out, begin, end);
     });
     return out;
 }
 
-void unpack(const Packed& w, Out result) {
+void unpack(const PackedMatrix& w, Out result) {
     const Array<float, 2> out(result, "unpack: out");
     ensure(out.shape(0) == w.rows && out.shape(1) == w.cols, "unpack: the weight is [" + std::to_string(w.rows) + ", " +
                                                                  std::to_string(w.cols) + "], out is " +
@@ -64,13 +66,13 @@ void unpack(const Packed& w, Out result) {
     for (int64_t r = 0; r < w.rows; ++r) unpack_row(w, r, out.data() + r * w.cols);
 }
 
-// -- programs ---------------------------------------------------------------------------------------------------------
+// -- programs
 
 using OptionalVector = std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
 
 Vector padded(const OptionalVector& x) {
     if (!x) return nullptr;
-    auto v = std::make_shared<std::vector<float>>((x->shape(0) + 31) / 32 * 32, 0.0f);
+    auto v = std::make_shared<std::vector<float>>(size_t(up(int64_t(x->shape(0)), kBlock)), 0.0f);
     std::copy(x->data(), x->data() + x->shape(0), v->begin());
     return v;
 }
@@ -91,7 +93,7 @@ Counts run(Program& p, Cache& c, In token_ids, In token_positions, In wanted_row
         if (rows.data()[i] < 0 || rows.data()[i] >= n)
             ensure(false, "run: row " + std::to_string(rows.data()[i]) + " lies outside the step of " +
                               std::to_string(n) + " tokens");
-    ensure(logits.shape(0) == wanted && logits.shape(1) == (p.vocabulary() + 15) / 16 * 16,
+    ensure(logits.shape(0) == wanted && logits.shape(1) == up(p.vocabulary(), kGroup),
            "run: logits are [rows, vocabulary rounded up to 16], not " + describe(result));
     check_step(p, c.view, positions.data(), n);
     nb::gil_scoped_release release;
@@ -112,12 +114,12 @@ void check_buffers(const Program& p, const Op& op) {
     const auto ok = [&](int b) { return b >= -1 && b < p.n_buffers(); };
     bool all = ok(op.in) && ok(op.in2) && ok(op.in3) && ok(op.out);
     for (const Segment& s : op.segments) all = all && ok(s.out);
-    ensure(all, "an operation names a buffer that is not there");
+    ensure(all, "an operation names a buffer that does not exist");
 }
 
-Op named(Op::Kind kind, const std::string& name, bool selected) {
+Op named(Op::Kind kind, const std::string& name, bool wanted_rows_only) {
     Op op;
-    op.kind = kind, op.name = name, op.selected = selected;
+    op.kind = kind, op.name = name, op.wanted_rows_only = wanted_rows_only;
     return op;
 }
 
@@ -126,46 +128,50 @@ void add(Program& p, Op op) {
     p.add_op(std::move(op));
 }
 
-using SegmentTuple = std::tuple<Packed, OptionalVector, int, bool>;
+using SegmentTuple = std::tuple<PackedMatrix, OptionalVector, int, bool>;
 
 void bind_program(nb::module_& m) {
+    nb::enum_<Gate>(m, "Gate").value("silu", Gate::Silu).value("gelu", Gate::Gelu);
     nb::class_<Program>(m, "Program")
         .def("__init__",
              [](Program* self, std::shared_ptr<Pool> pool) { new (self) Program(std::move(pool), kernels()); })
         .def("buffer", &Program::add_buffer)
         .def("rope", &Program::add_rope)
         .def("embed",
-             [](Program& p, const std::string& name, const Packed& matrix, int out, float scale) {
+             [](Program& p, const std::string& name, const PackedMatrix& matrix, int out, float scale) {
                  Op op = named(Op::Kind::Embed, name, false);
                  op.matrix = matrix, op.out = out, op.scale = scale;
                  add(p, op);
              })
         .def(
-            "prepare",
-            [](Program& p, const std::string& name, bool selected, int in, int out, OptionalVector weight, float eps,
-               bool codes, bool bf16) {
-                Op op = named(Op::Kind::Prepare, name, selected);
-                op.in = in, op.out = out, op.weight = padded(weight), op.eps = eps, op.codes = codes, op.bf16 = bf16;
+            "norm_round",
+            [](Program& p, const std::string& name, bool wanted_rows_only, int in, int out, OptionalVector weight,
+               float eps, bool needs_int8, bool needs_bf16) {
+                Op op = named(Op::Kind::NormRound, name, wanted_rows_only);
+                op.in = in, op.out = out, op.weight = padded(weight), op.eps = eps, op.needs_int8 = needs_int8,
+                op.needs_bf16 = needs_bf16;
                 add(p, op);
             },
-            nb::arg("name"), nb::arg("selected"), nb::arg("in_"), nb::arg("out"), nb::arg("weight").none(),
-            nb::arg("eps"), nb::arg("codes"), nb::arg("bf16"))
+            nb::arg("name"), nb::arg("wanted_rows_only"), nb::arg("in_"), nb::arg("out"), nb::arg("weight").none(),
+            nb::arg("eps"), nb::arg("needs_int8"), nb::arg("needs_bf16"))
         .def("gated",
-             [](Program& p, const std::string& name, bool selected, int gate, int up, int out, int kind, bool codes,
-                bool bf16) {
-                 Op op = named(Op::Kind::Gated, name, selected);
-                 op.in = gate, op.in2 = up, op.out = out, op.gate = Gate(kind), op.codes = codes, op.bf16 = bf16;
+             [](Program& p, const std::string& name, bool wanted_rows_only, int gate, int up, int out, Gate kind,
+                bool needs_int8, bool needs_bf16) {
+                 Op op = named(Op::Kind::Gated, name, wanted_rows_only);
+                 op.in = gate, op.in2 = up, op.out = out, op.gate = kind, op.needs_int8 = needs_int8,
+                 op.needs_bf16 = needs_bf16;
                  add(p, op);
              })
         .def("norm_add",
-             [](Program& p, const std::string& name, bool selected, int in, int out, OptionalVector weight, float eps) {
-                 Op op = named(Op::Kind::NormAdd, name, selected);
+             [](Program& p, const std::string& name, bool wanted_rows_only, int in, int out, OptionalVector weight,
+                float eps) {
+                 Op op = named(Op::Kind::NormAdd, name, wanted_rows_only);
                  op.in = in, op.out = out, op.weight = padded(weight), op.eps = eps;
                  add(p, op);
              })
         .def("add",
-             [](Program& p, const std::string& name, bool selected, int in, int out) {
-                 Op op = named(Op::Kind::Add, name, selected);
+             [](Program& p, const std::string& name, bool wanted_rows_only, int in, int out) {
+                 Op op = named(Op::Kind::Add, name, wanted_rows_only);
                  op.in = in, op.out = out;
                  add(p, op);
              })
@@ -176,9 +182,9 @@ void bind_program(nb::module_& m) {
                  add(p, op);
              })
         .def("linear",
-             [](Program& p, const std::string& name, bool selected, bool logits,
+             [](Program& p, const std::string& name, bool wanted_rows_only, bool logits,
                 const std::vector<SegmentTuple>& segments) {
-                 Op op = named(logits ? Op::Kind::Logits : Op::Kind::Linear, name, selected);
+                 Op op = named(logits ? Op::Kind::Logits : Op::Kind::Linear, name, wanted_rows_only);
                  for (const auto& [weight, bias, out, sum] : segments)
                      op.segments.push_back({weight, padded(bias), out, sum});
                  add(p, op);
@@ -211,9 +217,9 @@ void bind_program(nb::module_& m) {
 
 }  // namespace
 
-// Zeroed memory in large pages, where the system has them; backed when it is first written.
+// See pages.hpp.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> arena(int64_t bytes) {
-    ensure(bytes >= 0 && bytes < (int64_t(1) << 46), "arena: that many bytes cannot be had");
+    ensure(bytes >= 0 && bytes < (int64_t(1) << 46), "arena: cannot allocate " + std::to_string(bytes) + " bytes");
     auto memory = std::make_unique<std::shared_ptr<uint8_t>>(pages(bytes));
     uint8_t* data = memory->get();
     nb::capsule owner(memory.release(), [](void* p) noexcept { delete static_cast<std::shared_ptr<uint8_t>*>(p); });
@@ -223,15 +229,16 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> arena(int64_t bytes) {
 void bind_cpu(nb::module_& m) {
     m.def("arena", &arena, nb::arg("bytes"));
     nb::class_<Pool>(m, "Pool").def(nb::init<int>()).def_prop_ro("size", &Pool::size);
-    nb::class_<Packed>(m, "Weight")
-        .def_prop_ro("kind", [](const Packed& w) { return std::string(name_of(w.kind)); })
-        .def_prop_ro("integer", &Packed::integer)
-        .def_ro("rows", &Packed::rows)
-        .def_ro("cols", &Packed::cols)
-        .def_prop_ro("nbytes", &Packed::nbytes)
+    nb::class_<PackedMatrix>(m, "PackedMatrix")
+        .def_prop_ro("kind", [](const PackedMatrix& w) { return std::string(name_of(w.kind)); })
+        .def_prop_ro("integer", &PackedMatrix::integer)
+        .def_ro("rows", &PackedMatrix::rows)
+        .def_ro("cols", &PackedMatrix::cols)
+        .def_prop_ro("nbytes", &PackedMatrix::nbytes)
         .def("unpack", &unpack, nb::arg("out"));
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
+    m.attr("GROUP_ROWS") = kGroup;
     m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"),
           nb::call_guard<nb::gil_scoped_release>());
     bind_cache(m);

@@ -6,9 +6,11 @@
 
 namespace kvarn {
 
-namespace {
+void ensure(bool holds, const std::string& what) {
+    if (!holds) throw std::invalid_argument(what);
+}
 
-void ensure(bool holds, const char* what, int64_t a, int64_t b) {  // the text is only made when it is needed
+void ensure(bool holds, const char* what, int64_t a, int64_t b) {
     if (holds) return;
     std::string text = what;
     for (const int64_t x : {a, b})
@@ -16,7 +18,9 @@ void ensure(bool holds, const char* what, int64_t a, int64_t b) {  // the text i
     throw std::invalid_argument(text);
 }
 
-// Positions [begin, end) of sequence s, all of them in its blocks.
+namespace {
+
+// Every position in [begin, end) lies in a block of sequence s.
 void check_resident(const TableView& t, int64_t s, int64_t begin, int64_t end, int64_t block_size) {
     const int32_t* first = t.first + s * t.max_blocks;
     const int64_t n = t.n_blocks[s];
@@ -45,7 +49,7 @@ void check_table(const TableView& t, const SpecView& spec, const StoreView& stor
             ensure(first[i] >= 0 && first[i] % store.block_size == 0 && (i == 0 || first[i] > first[i - 1]),
                    "table: positions of blocks ascend in steps of the block size: entry % has %", i, first[i]);
         }
-        const int64_t low = spec.window < 0 ? 0 : std::max<int64_t>(0, length - fresh - spec.window + 1);
+        const int64_t low = spec.first_visible(length - fresh);
         check_resident(t, s, low, length, store.block_size);
         check_resident(t, s, 0, std::min({spec.pinned, low, length}), store.block_size);
     }
@@ -64,7 +68,7 @@ void check_step(const Program& program, const CacheView& cache, const int32_t* p
     }
     for (size_t g = 0; g < cache.groups.size(); ++g) {
         const TableView& table = cache.groups[g].table;
-        const StoreView* least = nullptr;  // one check for all layers of a group
+        const StoreView* least = nullptr;  // one check serves all layers of the group
         for (const LayerView& layer : cache.layers)
             if (layer.group == int64_t(g) && (!least || layer.store.n_blocks < least->n_blocks)) least = &layer.store;
         if (!least) continue;

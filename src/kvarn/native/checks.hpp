@@ -1,14 +1,23 @@
-// What a step may ask of the kernels. They read and write where tables point: a table that names a block outside the
-// store, or lacks a key that a query sees, is refused here, with std::invalid_argument, before anything runs.
+// Checks of a step before it runs. Kernels read and write where tables point, so a table that names
+// a block outside the store, or lacks a key that a query sees, is refused here with
+// std::invalid_argument.
 #pragma once
+
+#include <string>
 
 #include "program.hpp"
 
 namespace kvarn {
 
+// Both throw std::invalid_argument, which Python sees as a ValueError. The second one builds its
+// text only when it throws: each % becomes the next number.
+void ensure(bool holds, const std::string& what);
+void ensure(bool holds, const char* what, int64_t a, int64_t b);
+
 void check_table(const TableView& table, const SpecView& spec, const StoreView& store);
 
-// The whole of a step of a program: its layers are the cache's, its tables hold.
+// Everything a program's step reads: the layers exist in the cache and have its shapes, and every
+// table is valid.
 void check_step(const Program& program, const CacheView& cache, const int32_t* positions, int64_t n_tokens);
 
 }  // namespace kvarn

@@ -1,7 +1,7 @@
-// exp, log, sin and cos in f64, with bits of our own: a libm rounds differently from one version, one vendor and one
-// instruction set to the next. Additions, multiplications and divisions only, in one written order (the build turns
-// contraction off), so that every machine gives the same bits. Errors stay below one unit in the last place; what tests
-// hold against the C library is in tests/test_arithmetic.py.
+// exp, log, sin and cos in f64 with the same bits on every machine. A libm rounds differently
+// between versions, vendors and instruction sets. These use only additions, multiplications and
+// divisions in one written order (the build turns contraction off). Errors are below one unit in
+// the last place; tests/test_arithmetic.py compares them with the C library.
 #pragma once
 
 #include <bit>
@@ -12,10 +12,12 @@ namespace kvarn {
 
 namespace elementary {
 
-constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds |t| < 2^51 to an integer, half to even
+// 1.5 * 2^52: adding it rounds |t| < 2^51 to an integer, half to even.
+constexpr double kShift = 6755399441055744.0;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// sin(r + tail) and cos(r + tail) for |r| <= pi / 4: Taylor's series, r^19 and r^18 being below 2^-57.
+// sin(r + tail) and cos(r + tail) for |r| <= pi / 4 by Taylor series. The first terms left out,
+// r^19 and r^18, are below 2^-57.
 inline double sin_near_zero(double r, double tail) {
     const double z = r * r;
     double p = 1.0 / 355687428096000.0;  // 17!
@@ -63,13 +65,13 @@ inline double exponential(double x) {
     p = p * r + 1.0 / 6.0;
     p = p * r + 0.5;
     const double grown = 1.0 + (r + r * r * p);
-    // 2^k in two factors: 2^1024 itself is no double. The low bits of `shifted` are k.
+    // 2^k in two factors, because 2^1024 is not a double. The low bits of `shifted` are k.
     const uint64_t exponent = (std::bit_cast<uint64_t>(shifted) + 1022u) << 52;
     const double result = grown * 2.0 * std::bit_cast<double>(exponent);
     return x < -708.0 ? 0.0 : x == x ? result : x;
 }
 
-// NaN below zero, -infinity at zero, as everywhere.
+// NaN below zero, -infinity at zero, like the C library.
 inline double logarithm(double x) {
     using namespace elementary;
     if (!(x > 0.0)) return x == 0.0 ? -kInfinity : std::numeric_limits<double>::quiet_NaN();
@@ -77,7 +79,7 @@ inline double logarithm(double x) {
     int64_t k = 0;
     if (x < 0x1p-1022) x *= 0x1p54, k = -54;  // subnormal
     uint64_t bits = std::bit_cast<uint64_t>(x);
-    bits += 0x3ff0000000000000u - 0x3fe6a09e667f3bcdu;  // so that the mantissa runs from sqrt(1/2) to sqrt(2)
+    bits += 0x3ff0000000000000u - 0x3fe6a09e667f3bcdu;  // moves the mantissa into [sqrt(1/2), sqrt(2)]
     k += int64_t(bits >> 52) - 1023;
     const double m = std::bit_cast<double>((bits & 0xfffffffffffffu) + 0x3fe6a09e667f3bcdu);
     // log(1 + f) = 2 atanh(s), s = f / (2 + f): an odd series in s, |s| <= 0.172
@@ -101,8 +103,8 @@ struct SinCos {
     double sin, cos;
 };
 
-// Quarter turns are taken off in three parts of pi / 2, of which the first two have 33 bits: exact up to 2^20 of them,
-// about 1.6 million radians.
+// Subtracts quarter turns in three parts of pi / 2. The first two parts have 33 bits, so the result
+// is exact for up to 2^20 quarter turns, about 1.6 million radians.
 inline SinCos sin_cos(double x) {
     using namespace elementary;
     const double shifted = x * 0.6366197723675814 + kShift;  // 2 / pi

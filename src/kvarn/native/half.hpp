@@ -1,4 +1,4 @@
-// Half-precision numbers in stored weights.
+// Half-precision numbers in weights.
 #pragma once
 
 #include <bit>

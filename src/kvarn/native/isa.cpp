@@ -14,16 +14,16 @@
 
 namespace kvarn {
 
-// What each compilation of the kernels' sources defines.
-#define KVARN_DECLARE(isa)                                                              \
-    namespace isa {                                                                     \
-    extern const Cells cells;                                                           \
-    extern const Linear linear[2];                                                      \
-    extern const Rows rows;                                                             \
-    extern const Attention attention[2];                                                \
-    extern const Dots products;                                                         \
-    const Kernels kernels[2] = {{&cells, &linear[0], &rows, &attention[0], &products},  \
-                                {&cells, &linear[1], &rows, &attention[1], &products}}; \
+// What the kernels' sources define each time they are compiled. Index 0: Pairs, 1: Tiles.
+#define KVARN_DECLARE(isa)                                                                 \
+    namespace isa {                                                                        \
+    extern const CellEncoders encoders;                                                    \
+    extern const Linear linear[2];                                                         \
+    extern const Rows rows;                                                                \
+    extern const Attention attention[2];                                                   \
+    extern const Dots products;                                                            \
+    const Kernels kernels[2] = {{&encoders, &linear[0], &rows, &attention[0], &products},  \
+                                {&encoders, &linear[1], &rows, &attention[1], &products}}; \
     }
 KVARN_DECLARE(portable)
 #if defined(KVARN_X86)
@@ -45,7 +45,7 @@ uint64_t os_saved_state() {  // XCR0: the register states that the operating sys
     return (uint64_t(hi) << 32) | lo;
 }
 
-bool has_amx(unsigned bit) {  // CPUID 7.0 EDX; reported here, trusted only after a self-test
+bool has_amx(unsigned bit) {  // a bit of CPUID 7.0 EDX; amx_works() tests whether it is true
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     return (d & (1u << bit)) && (os_saved_state() & (3ull << 17)) == (3ull << 17);
@@ -100,9 +100,10 @@ std::vector<const Kernels*> runnable() {  // best first
 }
 
 struct Choice {
-    std::vector<const Kernels*> found = runnable();  // asked once: a probe may have cost a process
+    std::vector<const Kernels*> found = runnable();  // computed once, because the AMX probe starts a process
     std::atomic<const Kernels*> isa{found.front()};
-    std::atomic<int> order{std::string(found.front()->cells->name) == "amx" ? int(Order::Tiles) : int(Order::Pairs)};
+    std::atomic<int> sum_order{std::string(found.front()->encoders->name) == "amx" ? int(SumOrder::Tiles)
+                                                                                   : int(SumOrder::Pairs)};
 };
 
 Choice& choice() {
@@ -114,18 +115,18 @@ Choice& choice() {
 
 std::vector<std::string> isas() {
     std::vector<std::string> names;
-    for (const Kernels* k : choice().found) names.emplace_back(k->cells->name);
+    for (const Kernels* k : choice().found) names.emplace_back(k->encoders->name);
     return names;
 }
 
 const Kernels& kernels() {
     const Choice& c = choice();
-    return c.isa.load(std::memory_order_relaxed)[c.order.load(std::memory_order_relaxed)];
+    return c.isa.load(std::memory_order_relaxed)[c.sum_order.load(std::memory_order_relaxed)];
 }
 
-bool select(const std::string& name) {
+bool select_isa(const std::string& name) {
     for (const Kernels* k : choice().found) {
-        if (name == k->cells->name) {
+        if (name == k->encoders->name) {
             choice().isa.store(k, std::memory_order_relaxed);
             return true;
         }
@@ -133,8 +134,8 @@ bool select(const std::string& name) {
     return false;
 }
 
-Order order() { return Order(choice().order.load(std::memory_order_relaxed)); }
+SumOrder sum_order() { return SumOrder(choice().sum_order.load(std::memory_order_relaxed)); }
 
-void select(Order order) { choice().order.store(int(order), std::memory_order_relaxed); }
+void select_sum_order(SumOrder order) { choice().sum_order.store(int(order), std::memory_order_relaxed); }
 
 }  // namespace kvarn

@@ -1,11 +1,13 @@
 // Products of packed weights and activations.
 //
-// Integer weights meet activations rounded to int8 per 32, so that the sum over a block is an exact integer, whatever
-// instruction computes it. One order of floats per output, lanes being output rows, over ascending blocks:
+// Integer weights are multiplied with activations that are rounded to int8 per 32 columns, so the
+// sum over a block is an exact integer with any instruction. An output is one chain over ascending
+// blocks; lanes are output rows:
 //     acc = fma(d * dx, float(isum), acc);  acc = fma(m, dx * sumx, acc)
-// BF16 weights meet activations rounded to bf16, pairs of columns in ascending order, the odd one first (as VDPBF16PS
-// does it); F16 and F32 weights meet f32, columns ascending. So a row's bits depend neither on its companions nor on
-// the instruction set. Non-goals: threads (the caller hands out groups), bookkeeping.
+// BF16 weights are multiplied with activations rounded to bf16, summed in one of the two orders of
+// isa.hpp. F16 and F32 weights are multiplied with f32, columns ascending. So the bits of a row
+// depend neither on the other rows nor on the instruction set. Non-goals: threads (the caller hands
+// out groups), bookkeeping.
 #pragma once
 
 #include <cstdint>
@@ -14,49 +16,50 @@
 
 namespace kvarn {
 
-constexpr int64_t kTile = 16;  // activation rows side by side
+constexpr int64_t kTile = 16;  // activation rows of a tile
 
 struct BlockMeta {   // of one row in one block of 32 columns
     float d;         // scale
     float s;         // scale times the sum of codes
-    int32_t sum[2];  // of codes, first and second 16
+    int32_t sum[2];  // of the codes of the first and the last 16 columns
 };
 
-// Rows of activations in the forms that weights ask for. int8 rows stand in tiles: [tile][block][height][32].
+// Rows of activations in the forms that weights need. int8 rows are in tiles:
+// [tile][block][height][32].
 struct Activations {
     int64_t rows = 0, cols = 0, blocks = 0;
-    int64_t height = 0;  // rows of a tile: 16, or for fewer rows the next power of two; surplus rows are zeros
+    int64_t height = 0;  // rows of a tile: 16, or for fewer rows the next power of two; the rest is zeros
     int8_t* codes = nullptr;
     BlockMeta* meta = nullptr;   // [tile][block][height]
     uint16_t* bf16 = nullptr;    // [rows][blocks * 32]
     const float* f32 = nullptr;  // [rows][stride]
     int64_t stride = 0;
-
-    int64_t tiles() const { return (rows + kTile - 1) / kTile; }
 };
 
 struct Output {
-    float* data = nullptr;  // [rows][stride]; whole groups of 16 are written
+    float* data = nullptr;  // [rows][stride]; kernels write whole groups of 16
     int64_t stride = 0;
     const float* bias = nullptr;  // [groups * 16]
-    bool add = false;             // to what stands there
+    bool add = false;             // add to what `data` holds
 };
 
-// Memory that will be read soon: a product of many rows leaves memory idle, and can bring it nearer meanwhile.
-struct Coming {
-    const uint8_t* const* pieces = nullptr;
-    int64_t n = 0, bytes = 0;   // so many pieces of so many bytes
-    int64_t piece = 0, at = 0;  // how far it has got
+// Spans of memory to prefetch. A product of many rows is bound by arithmetic, so it can prefetch
+// what the next operation reads.
+struct PrefetchQueue {
+    const uint8_t* const* spans = nullptr;
+    int64_t n_spans = 0, span_bytes = 0;
+    int64_t next = 0, done = 0;  // current span, and how many of its bytes are done
 };
 
-struct Range {  // of groups of output rows, and of tiles of activation rows
+struct Range {  // groups of output rows, and tiles of activation rows
     int64_t group_begin, group_end, tile_begin, tile_end;
 };
 
 struct Linear {
     void (*quantize)(const float* x, const Activations& out, int64_t row);  // into codes and meta
     void (*round)(const float* x, const Activations& out, int64_t row);     // into bf16
-    void (*multiply)(const Packed& w, const Activations& x, const Output& y, const Range& range, Coming& coming);
+    void (*multiply)(const PackedMatrix& w, const Activations& x, const Output& y, const Range& range,
+                     PrefetchQueue& queue);
 };
 
 }  // namespace kvarn

@@ -8,19 +8,19 @@ namespace {
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-void cut(std::string_view text, const Marker& marker, Piece piece, std::vector<Piece>& out) {
-    size_t begin = piece.begin;
-    while (begin < piece.end) {
-        const size_t found = text.substr(begin, piece.end - begin).find(marker.text);
+void cut(std::string_view text, const Marker& marker, TextSpan span, std::vector<TextSpan>& out) {
+    size_t begin = span.begin;
+    while (begin < span.end) {
+        const size_t found = text.substr(begin, span.end - begin).find(marker.text);
         if (found == std::string_view::npos) break;
         const size_t at = begin + found;
         if (found > 0) out.push_back({-1, begin, at});
         begin = at + marker.text.size();
         out.push_back({marker.id, at, begin});
         if (marker.strips_right)
-            while (begin < piece.end && is_space(text[begin])) ++begin;
+            while (begin < span.end && is_space(text[begin])) ++begin;
     }
-    if (begin < piece.end) out.push_back({-1, begin, piece.end});
+    if (begin < span.end) out.push_back({-1, begin, span.end});
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ int32_t Markers::child(int32_t node, uint8_t byte) const {
     return -1;
 }
 
-// One pass over the text, so that the thousands of markers that do not occur in it cost nothing.
+// One pass over the text: the thousands of markers that do not occur in it cost nothing.
 std::vector<int32_t> Markers::seen(std::string_view text) const {
     std::vector<bool> known(markers_.size());
     std::vector<int32_t> found;
@@ -66,24 +66,24 @@ std::vector<int32_t> Markers::seen(std::string_view text) const {
     return found;
 }
 
-std::vector<Piece> Markers::split(std::string_view text, bool special) const {
-    std::vector<Piece> pieces;
-    if (text.empty()) return pieces;
-    pieces.push_back({-1, 0, text.size()});
-    std::vector<Piece> finer;
+std::vector<TextSpan> Markers::split(std::string_view text, bool special) const {
+    std::vector<TextSpan> spans;
+    if (text.empty()) return spans;
+    spans.push_back({-1, 0, text.size()});
+    std::vector<TextSpan> finer;
     for (const int32_t i : seen(text)) {
         const Marker& marker = markers_[size_t(i)];
         if (!special && !marker.always) continue;
         finer.clear();
-        for (const Piece& piece : pieces) {
-            if (piece.id >= 0)
-                finer.push_back(piece);
+        for (const TextSpan& span : spans) {
+            if (span.id >= 0)
+                finer.push_back(span);
             else
-                cut(text, marker, piece, finer);
+                cut(text, marker, span, finer);
         }
-        pieces.swap(finer);
+        spans.swap(finer);
     }
-    return pieces;
+    return spans;
 }
 
 }  // namespace kvarn

@@ -1,7 +1,8 @@
-// Splits a text at tokens that are matched as a whole: control tokens, the unknown token, user-defined tokens.
-// Contract: longer tokens are cut out of the whole text before shorter ones are looked for, each from left to right;
-// that is not the same as taking the longest match at every position, and models are trained on it. Non-goals: what
-// happens to the text between the tokens; Python types.
+// Splits a text at tokens that are matched as a whole: control tokens, the unknown token,
+// user-defined tokens.
+// Contract: a longer token is cut out of the whole text before shorter ones are searched, each from
+// left to right. This differs from the longest match at every position, and models are trained with
+// it. Non-goals: the text between the tokens; Python types.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@ namespace kvarn {
 struct Marker {
     std::string text;
     int32_t id;
-    bool always;        // matched even where control tokens are not asked for
-    bool strips_right;  // swallows the white space that follows
+    bool always;        // matched even if the caller does not want control tokens
+    bool strips_right;  // removes the white space that follows
 };
 
-struct Piece {
+struct TextSpan {
     int32_t id;  // -1: plain text
     size_t begin, end;
 };
@@ -27,7 +28,7 @@ struct Piece {
 class Markers {
   public:
     explicit Markers(std::vector<Marker> markers);
-    std::vector<Piece> split(std::string_view text, bool special) const;
+    std::vector<TextSpan> split(std::string_view text, bool special) const;
 
   private:
     struct Node {

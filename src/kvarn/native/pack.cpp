@@ -1,43 +1,36 @@
+// Packs the types of a file that have scales of their own; tables.cpp has the others.
 #include <iterator>
 
+#include "base.hpp"
+#include "group_writer.hpp"
 #include "half.hpp"
 #include "pages.hpp"
-#include "target.hpp"
 
 namespace kvarn {
 
 namespace {
 
-struct Shape {
-    const char* name;
-    int64_t codes, scales;  // bytes per block of 32 columns and 16 rows
+constexpr const char* kNames[] = {
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "table, i8 per 16",
+    "table, i8 per 32",
+    "table, f32 per 32",
+    "BF16",
+    "F16",
+    "F32",
 };
+static_assert(std::size(kNames) == size_t(Kind::F32) + 1);
 
-constexpr Shape kShapes[] = {
-    {"Q4_0", 256, 32},
-    {"Q4_1", 256, 64},
-    {"Q5_0", 320, 32},
-    {"Q5_1", 320, 64},
-    {"Q8_0", 512, 32},
-    {"Q2_K", 128, 40},
-    {"Q3_K", 192, 36},
-    {"Q4_K", 256, 40},
-    {"Q5_K", 320, 40},
-    {"Q6_K", 384, 36},
-    {"table, i8 per 16", 256, 40},
-    {"table, i8 per 32", 256, 24},
-    {"table, f32 per 32", 256, 64},
-    {"BF16", 1024, 0},
-    {"F16", 1024, 0},
-    {"F32", 2048, 0},
-};
-static_assert(std::size(kShapes) == size_t(Kind::F32) + 1);
-
-const Shape& shape_of(Kind kind) { return kShapes[int(kind)]; }
-
-int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// Bit j of each of 32 bytes.
+// Collects bit j of each of 32 bytes.
 uint32_t bits_of_bytes(const uint8_t* bytes, int j) {
     uint32_t bits = 0;
     for (int i = 0; i < 32; ++i) bits |= uint32_t((bytes[i] >> j) & 1u) << i;
@@ -50,16 +43,17 @@ void put_plane(uint8_t* plane, int64_t row, uint32_t bits) {
         for (int j = 0; j < 4; ++j) plane[row * 4 + j] |= uint8_t(((bits >> (4 * g + j)) & 1u) << g);
 }
 
-void pack_simple(const Target& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4_1 Q5_0 Q5_1
+void pack_simple(const GroupWriter& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4_1 Q5_0 Q5_1
     const Kind kind = t.w.kind;
     const bool five = kind == Kind::Q5_0 || kind == Kind::Q5_1, min = kind == Kind::Q4_1 || kind == Kind::Q5_1;
-    const int64_t per_block = 2 + (min ? 2 : 0) + (five ? 4 : 0) + 16, scale_stride = min ? 64 : 32;
+    const int64_t per_block = 2 + (min ? 2 : 0) + (five ? 4 : 0) + 16;
+    const ScaleLayout layout = min ? scale_layout(Kind::Q4_1) : scale_layout(Kind::Q4_0);
     for (int64_t b = 0; b < t.w.blocks; ++b, src += per_block) {
         const uint8_t* p = src;
-        t.put_half(b * scale_stride, row, half(p));
+        t.put_half(b * layout.record_bytes(), row, half(p));
         p += 2;
         if (min) {
-            t.put_half(b * scale_stride + 32, row, half(p));
+            t.put_half(b * layout.record_bytes() + layout.min_offset(), row, half(p));
             p += 2;
         }
         uint8_t* codes = t.block(b);
@@ -72,14 +66,15 @@ void pack_simple(const Target& t, int64_t row, const uint8_t* src) {  // Q4_0 Q4
     }
 }
 
-void pack_q8_0(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q8_0(const GroupWriter& t, int64_t row, const uint8_t* src) {
+    constexpr ScaleLayout kLayout = scale_layout(Kind::Q8_0);
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 34) {
-        t.put_half(b * 32, row, half(src));
+        t.put_half(kLayout.record(b), row, half(src));
         for (int g = 0; g < 8; ++g) put(t.block(b) + g * 64 + row * 4, word(src + 2 + g * 4) ^ 0x80808080u);
     }
 }
 
-// The 6-bit scale and minimum of sub-block j, out of 12 bytes.
+// The 6-bit scale and minimum of sub-block j; `s` holds eight of both in 12 bytes.
 void scale_min(const uint8_t* s, int j, uint8_t& sc, uint8_t& mn) {
     if (j < 4) {
         sc = s[j] & 63, mn = s[j + 4] & 63;
@@ -89,24 +84,24 @@ void scale_min(const uint8_t* s, int j, uint8_t& sc, uint8_t& mn) {
     }
 }
 
-void pack_q45_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q45_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
+    constexpr ScaleLayout kLayout = scale_layout(Kind::Q4_K);  // equal for Q5_K
     const bool five = t.w.kind == Kind::Q5_K;
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += five ? 176 : 144) {
-        const int64_t at = s * 320;
-        t.put_half(at, row, half(src));
-        t.put_half(at + 32, row, half(src + 2));
+        t.put_half(kLayout.record(s * 8), row, half(src));
+        t.put_half(kLayout.min(s * 8), row, half(src + 2));
         const uint8_t *high = src + 16, *qs = src + (five ? 48 : 16);
         for (int j = 0; j < 8; ++j) {
             uint8_t sc, mn;
             scale_min(src + 4, j, sc, mn);
-            t.scales[at + 64 + j * 32 + row] = sc;
-            t.scales[at + 64 + j * 32 + 16 + row] = mn;
+            t.scales[kLayout.factor(s * 8 + j, 0) + row] = sc;
+            t.scales[kLayout.factor(s * 8 + j, 1) + row] = mn;
             uint8_t* codes = t.block(s * 8 + j);
             if (five) {
                 put_plane(codes, row, bits_of_bytes(high, j));
                 codes += 64;
             }
-            const uint8_t* q = qs + j / 2 * 32;  // a byte holds one column of sub-block j and one of j + 1
+            const uint8_t* q = qs + j / 2 * 32;  // each byte has one column of each of two sub-blocks
             const int shift = j % 2 * 4;
             for (int g = 0; g < 4; ++g) {
                 const uint32_t low = (word(q + g * 4) >> shift) & 0x0f0f0f0fu;
@@ -117,7 +112,8 @@ void pack_q45_k(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-// Two bits of each of a block's columns into the planes of pairs; `from` holds four columns a word, at this shift.
+// Writes two bits per column into the planes of pairs. A word of `from` has four columns, at this
+// shift.
 void put_pairs(uint8_t* planes, int64_t row, const uint8_t* from, int shift) {
     for (int g = 0; g < 8; ++g) {
         uint8_t* plane = planes + g / 4 * 64 + row * 4;
@@ -125,24 +121,24 @@ void put_pairs(uint8_t* planes, int64_t row, const uint8_t* from, int shift) {
     }
 }
 
-void pack_q2_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q2_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
+    constexpr ScaleLayout kLayout = scale_layout(Kind::Q2_K);
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 84) {
-        const int64_t at = s * 320;
-        t.put_half(at, row, half(src + 80));
-        t.put_half(at + 32, row, half(src + 82));
-        for (int i = 0; i < 16; ++i) t.scales[at + 64 + i * 16 + row] = src[i];
+        t.put_half(kLayout.record(s * 8), row, half(src + 80));
+        t.put_half(kLayout.min(s * 8), row, half(src + 82));
+        for (int i = 0; i < 16; ++i) t.scales[kLayout.factor(s * 8, i) + row] = src[i];
         for (int j = 0; j < 8; ++j) put_pairs(t.block(s * 8 + j), row, src + 16 + j / 4 * 32, j % 4 * 2);
     }
 }
 
-void pack_q3_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q3_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
+    constexpr ScaleLayout kLayout = scale_layout(Kind::Q3_K);
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 110) {
-        const int64_t at = s * 288;
         const uint8_t *high = src, *sc = src + 96;
-        t.put_half(at, row, half(src + 108));
-        for (int i = 0; i < 16; ++i) {  // 6 bits: four in a nibble of 8 bytes, two in 4 bytes behind them
+        t.put_half(kLayout.record(s * 8), row, half(src + 108));
+        for (int i = 0; i < 16; ++i) {  // 6 bits: 4 in nibbles of 8 bytes, 2 in the next 4 bytes
             const int low = (sc[i % 8] >> (i / 8 * 4)) & 15, top = (sc[8 + i % 4] >> (i / 4 * 2)) & 3;
-            t.scales[at + 32 + i * 16 + row] = uint8_t((low | (top << 4)) - 32);
+            t.scales[kLayout.factor(s * 8, i) + row] = uint8_t((low | (top << 4)) - 32);
         }
         for (int j = 0; j < 8; ++j) {
             put_pairs(t.block(s * 8 + j), row, src + 32 + j / 4 * 32, j % 4 * 2);
@@ -151,11 +147,11 @@ void pack_q3_k(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-void pack_q6_k(const Target& t, int64_t row, const uint8_t* src) {
+void pack_q6_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
+    constexpr ScaleLayout kLayout = scale_layout(Kind::Q6_K);
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += 210) {
-        const int64_t at = s * 288;
-        t.put_half(at, row, half(src + 208));
-        for (int i = 0; i < 16; ++i) t.scales[at + 32 + i * 16 + row] = src[192 + i];
+        t.put_half(kLayout.record(s * 8), row, half(src + 208));
+        for (int i = 0; i < 16; ++i) t.scales[kLayout.factor(s * 8, i) + row] = src[192 + i];
         for (int j = 0; j < 8; ++j) {  // 32 columns each; low nibbles in ql, upper bit pairs in qh
             const int part = j / 4, in = j % 4;
             const uint8_t *low = src + part * 64 + in % 2 * 32, *top = src + 128 + part * 32;
@@ -171,16 +167,16 @@ void pack_q6_k(const Target& t, int64_t row, const uint8_t* src) {
 }
 
 template <typename T>
-void pack_plain(const Target& t, int64_t row, const uint8_t* src) {
+void pack_plain(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t c = 0; c < t.w.cols; ++c)
         memcpy(t.codes + (c * kGroup + row) * sizeof(T), src + c * sizeof(T), sizeof(T));
 }
 
-void pack_bf16(const Target& t, int64_t row, const uint8_t* src) {
+void pack_bf16(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t c = 0; c < t.w.cols; ++c) memcpy(t.codes + (c / 2 * kGroup + row) * 4 + c % 2 * 2, src + c * 2, 2);
 }
 
-constexpr Stored kStored[] = {
+constexpr FileType kFileTypes[] = {
     {"Q4_0", 32, 18, Kind::Q4_0, pack_simple},      {"Q4_1", 32, 20, Kind::Q4_1, pack_simple},
     {"Q5_0", 32, 22, Kind::Q5_0, pack_simple},      {"Q5_1", 32, 24, Kind::Q5_1, pack_simple},
     {"Q8_0", 32, 34, Kind::Q8_0, pack_q8_0},        {"Q2_K", 256, 84, Kind::Q2_K, pack_q2_k},
@@ -192,42 +188,41 @@ constexpr Stored kStored[] = {
 
 }  // namespace
 
-const Stored* stored_as(const std::string& type) {
-    for (const Stored& s : kStored)
-        if (type == s.type) return &s;
-    return table_type(type);
+const FileType* find_file_type(const std::string& name) {
+    for (const FileType& s : kFileTypes)
+        if (name == s.name) return &s;
+    return find_table_type(name);
 }
 
-const char* name_of(Kind kind) { return shape_of(kind).name; }
-int64_t code_bytes(Kind kind) { return shape_of(kind).codes; }
-int64_t scale_bytes(Kind kind) { return shape_of(kind).scales; }
+const char* name_of(Kind kind) { return kNames[int(kind)]; }
 
-Packed allocate(Kind kind, int64_t rows, int64_t cols) {
-    Packed w;
+PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols) {
+    PackedMatrix w;
     w.kind = kind;
     w.rows = rows, w.cols = cols;
-    w.groups = up(rows, kGroup) / kGroup;
-    w.blocks = up(cols, kBlock) / kBlock;
-    w.scale_bytes = up(w.blocks * scale_bytes(kind), 64);
+    w.groups = ceil_div(rows, kGroup);
+    w.blocks = ceil_div(cols, kBlock);
+    const ScaleLayout layout = scale_layout(kind);
+    w.scale_bytes = up(ceil_div(w.blocks, layout.blocks) * layout.record_bytes(), 64);
     w.group_bytes = w.scale_bytes + w.blocks * code_bytes(kind);
     w.data = pages(w.nbytes());
     return w;
 }
 
-Packed allocate(const Stored& stored, int64_t rows, int64_t cols) {
-    Packed w = allocate(stored.kind, rows, cols);
-    if (stored.numbers)
-        for (int i = 0; i < 16; ++i) w.table[i] = uint8_t(stored.numbers[i] + 128);
+PackedMatrix allocate(const FileType& file_type, int64_t rows, int64_t cols) {
+    PackedMatrix w = allocate(file_type.kind, rows, cols);
+    if (file_type.numbers)
+        for (int i = 0; i < 16; ++i) w.table[i] = uint8_t(file_type.numbers[i] + 128);
     return w;
 }
 
-void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin,
+void pack(const FileType& file_type, const int8_t* grid, const uint8_t* rows, const PackedMatrix& out, int64_t begin,
           int64_t end) {
-    const int64_t row_bytes = out.cols / stored.columns * stored.bytes;
+    const int64_t row_bytes = out.cols / file_type.columns * file_type.bytes;
     for (int64_t group = begin; group < end; ++group) {
-        const Target t(out, group, grid);
+        const GroupWriter t(out, group, grid);
         for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row)
-            stored.pack_row(t, row, rows + (group * kGroup + row) * row_bytes);
+            file_type.pack_row(t, row, rows + (group * kGroup + row) * row_bytes);
     }
 }
 

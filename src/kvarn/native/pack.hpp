@@ -1,23 +1,30 @@
-// Weights as the kernels read them: groups of 16 output rows, lanes being rows, in blocks of 32 columns.
+// Weights as kernels read them: groups of 16 output rows in blocks of 32 columns; lanes are rows.
 //
-// A group is its scales, then its codes, each 64-byte aligned. The codes of one block are vectors of 64 bytes, byte
-// [row * 4 + j] of vector g being column 4g + j:
+// A group is its scales, then its codes, each aligned to 64 bytes. The codes of one block are
+// vectors of 64 bytes. Byte [row * 4 + j] of vector g is column 4g + j:
 //
-//   2 bits    two planes of bit pairs (vectors 0..3 and 4..7)                  Q2_K
-//   3 bits    those, then a plane whose byte i has bit g of vector g           Q3_K
-//   nibbles   4 vectors; low nibbles are vectors 0..3, high ones 4..7          Q4_0 Q4_1 Q4_K, tables
-//   5 bits    a plane whose byte i has bit g of vector g, then the nibbles     Q5_0 Q5_1 Q5_K
-//   6 bits    the two planes of pairs, then the nibbles                        Q6_K
-//   8 bits    8 vectors, code + 128                                            Q8_0
+//   2 bits    two planes of bit pairs (vectors 0..3 and 4..7)                 Q2_K
+//   3 bits    those, then a plane whose byte i has bit g of vector g          Q3_K
+//   4 bits    4 vectors; low nibbles are vectors 0..3, high ones 4..7         Q4_0 Q4_1 Q4_K tables
+//   5 bits    a plane whose byte i has bit g of vector g, then the nibbles    Q5_0 Q5_1 Q5_K
+//   6 bits    the two planes of pairs, then the nibbles                       Q6_K
+//   8 bits    8 vectors, code + 128                                           Q8_0
 //
-//   scales    f16 d[16] (and m[16]) per block; for K types f16 d[16] (and dmin[16]) per 256 columns, then per block
-//             u8 sc[16] (and mn[16]), in Q3_K and Q6_K i8 sc[16] per 16 columns, in Q2_K u8 [16] per 16 columns with
-//             sc in the lower nibble and mn in the upper; for tables f32 d[16] per 256 columns and i8 sc[16] per 16
-//             or 32, or f32 d[16] per block
+// Scales (ScaleLayout has the offsets):
 //
-// A table is the home of every other integer type: all of them take their numbers out of 16 or fewer. BF16 keeps pairs
-// of columns together, [pair][row][2]; F16 and F32 are [column][row]. Nothing here rounds: unpack gives back the bits
-// that dequantizing the file gives. Non-goals: multiplying, threads.
+//   Q4_0 Q5_0 Q8_0   per block f16 d[16]
+//   Q4_1 Q5_1        per block f16 d[16], m[16]
+//   Q4_K Q5_K        per 256 columns f16 d[16], dmin[16]; per block u8 sc[16], mn[16]
+//   Q2_K             per 256 columns f16 d[16], dmin[16]; per 16 columns u8 [16]: low nibble sc,
+//                    high nibble mn
+//   Q3_K Q6_K        per 256 columns f16 d[16]; per 16 columns i8 sc[16]
+//   Table16 Table32  per 256 columns f32 d[16]; per 16 or 32 columns i8 sc[16]
+//   Table            per block f32 d[16]
+//
+// All other integer types become tables: each of them takes its numbers from at most 16 values.
+// BF16 keeps pairs of columns together, [pair][row][2]; F16 and F32 are [column][row]. Nothing here
+// rounds: unpacking gives the bits that dequantizing the file gives. Non-goals: multiplying,
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -37,23 +44,23 @@ enum class Kind : int32_t {
     Q4_K,
     Q5_K,
     Q6_K,
-    Table16,  // factors per 16 columns of a scale per 256
-    Table32,  // per 32
+    Table16,  // a scale per 256 columns, a factor per 16
+    Table32,  // a scale per 256 columns, a factor per 32
     Table,    // a scale per 32 columns
     BF16,
     F16,
     F32
 };
 
-constexpr int64_t kGroup = 16;  // output rows side by side
+constexpr int64_t kGroup = 16;  // output rows of a group
 constexpr int64_t kBlock = 32;  // columns that share an activation scale
 
-struct Packed {
+struct PackedMatrix {
     Kind kind{};
-    int64_t rows = 0, cols = 0;  // as the model has them
+    int64_t rows = 0, cols = 0;  // of the model, without padding
     int64_t groups = 0, blocks = 0;
     int64_t scale_bytes = 0, group_bytes = 0;  // of one group
-    uint8_t table[16] = {};                    // number + 128, of tables
+    uint8_t table[16] = {};                    // tables: value + 128
     std::shared_ptr<uint8_t> data;
 
     const uint8_t* scales(int64_t group) const { return data.get() + group * group_bytes; }
@@ -63,33 +70,103 @@ struct Packed {
 };
 
 const char* name_of(Kind kind);
-int64_t code_bytes(Kind kind);   // of one block of one group
-int64_t scale_bytes(Kind kind);  // of one block of one group, on average
 
-struct Target;
-using PackRow = void (*)(const Target& to, int64_t row, const uint8_t* from);
+constexpr int64_t code_bits(Kind kind) {
+    switch (kind) {
+        case Kind::Q2_K:
+            return 2;
+        case Kind::Q3_K:
+            return 3;
+        case Kind::Q5_0:
+        case Kind::Q5_1:
+        case Kind::Q5_K:
+            return 5;
+        case Kind::Q6_K:
+            return 6;
+        case Kind::Q8_0:
+            return 8;
+        case Kind::BF16:
+        case Kind::F16:
+            return 16;
+        case Kind::F32:
+            return 32;
+        default:
+            return 4;
+    }
+}
+constexpr int64_t code_bytes(Kind kind) { return code_bits(kind) * kGroup * kBlock / 8; }  // of one block of one group
 
-// How a type of the file is stored, and what it becomes.
-struct Stored {
-    const char* type;
-    int64_t columns, bytes;  // of a stored block
-    Kind kind;
-    PackRow pack_row;
-    const int8_t* numbers = nullptr;          // [16], of tables
-    int64_t grid_rows = 0, grid_columns = 0;  // of the grid of numbers that its codes point into, if it has one
+// Where the scales of a group are. One record serves `blocks` blocks: d[16], then m[16] if there
+// are minima, then per block `factors` vectors of 16 bytes. Offsets are in bytes from the first
+// record.
+struct ScaleLayout {
+    int64_t blocks;
+    int64_t d_bytes;  // 2: f16, 4: f32, 0: no scales
+    bool minima;      // f16
+    int64_t factors;
+
+    constexpr int64_t min_offset() const { return kGroup * d_bytes; }
+    constexpr int64_t factor_offset() const { return kGroup * (d_bytes + (minima ? 2 : 0)); }
+    constexpr int64_t record_bytes() const { return factor_offset() + blocks * factors * kGroup; }
+    constexpr int64_t record(int64_t block) const { return block / blocks * record_bytes(); }
+    constexpr int64_t min(int64_t block) const { return record(block) + min_offset(); }
+    constexpr int64_t factor(int64_t block, int64_t i) const {
+        return record(block) + factor_offset() + (block % blocks * factors + i) * kGroup;
+    }
 };
 
-const Stored* stored_as(const std::string& type);  // null: no type of weights
-// Whether a grid holds only what the type's table can.
-bool fits(const Stored& stored, const int8_t* grid);
+constexpr ScaleLayout scale_layout(Kind kind) {
+    switch (kind) {
+        case Kind::Q4_0:
+        case Kind::Q5_0:
+        case Kind::Q8_0:
+            return {1, 2, false, 0};
+        case Kind::Q4_1:
+        case Kind::Q5_1:
+            return {1, 2, true, 0};
+        case Kind::Q2_K:
+        case Kind::Q4_K:
+        case Kind::Q5_K:
+            return {8, 2, true, 2};
+        case Kind::Q3_K:
+        case Kind::Q6_K:
+            return {8, 2, false, 2};
+        case Kind::Table16:
+            return {8, 4, false, 2};
+        case Kind::Table32:
+            return {8, 4, false, 1};
+        case Kind::Table:
+            return {1, 4, false, 0};
+        default:
+            return {1, 0, false, 0};
+    }
+}
 
-std::shared_ptr<uint8_t> pages(int64_t bytes);           // zeroed, in large pages where the system has them
-Packed allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
-Packed allocate(const Stored& stored, int64_t rows, int64_t cols);
+struct GroupWriter;
+using PackRow = void (*)(const GroupWriter& to, int64_t row, const uint8_t* from);
 
-// Rows of stored bytes into groups [begin, end). Groups are independent: threads may share the work.
-void pack(const Stored& stored, const int8_t* grid, const uint8_t* rows, const Packed& out, int64_t begin, int64_t end);
+// A type of weights in a file, and the kind that it becomes.
+struct FileType {
+    const char* name;
+    int64_t columns, bytes;  // of a block in the file
+    Kind kind;
+    PackRow pack_row;
+    const int8_t* numbers = nullptr;          // tables: [16] values
+    int64_t grid_rows = 0, grid_columns = 0;  // of the grid that its codes index, if it has one
+};
 
-void unpack_row(const Packed& packed, int64_t row, float* out);  // [cols]
+const FileType* find_file_type(const std::string& name);  // null if no weights have this type
+// Whether the type's table has every number of the grid.
+bool fits(const FileType& file_type, const int8_t* grid);
+
+PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
+PackedMatrix allocate(const FileType& file_type, int64_t rows, int64_t cols);
+
+// Packs rows of the file into groups [begin, end). Groups are independent, so threads can share
+// them.
+void pack(const FileType& file_type, const int8_t* grid, const uint8_t* rows, const PackedMatrix& out, int64_t begin,
+          int64_t end);
+
+void unpack_row(const PackedMatrix& packed, int64_t row, float* out);  // [cols]
 
 }  // namespace kvarn

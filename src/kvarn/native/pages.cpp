@@ -7,15 +7,17 @@
 #include <mutex>
 #include <new>
 
+#include "base.hpp"
+
 namespace kvarn {
 
 namespace {
 
-constexpr int64_t kLarge = 2 << 20;    // a large page
-constexpr int64_t kShared = 64 << 20;  // a mapping that small pieces share
+constexpr int64_t kLarge = 2 << 20;    // bytes of a large page
+constexpr int64_t kShared = 64 << 20;  // bytes of a mapping that small allocations share
 
 std::shared_ptr<uint8_t> map(int64_t bytes) {
-    const size_t n = size_t((bytes + kLarge - 1) / kLarge * kLarge + kLarge);  // room to align
+    const size_t n = size_t(up(bytes, kLarge) + kLarge);  // extra bytes to align
     void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     uint8_t* aligned = static_cast<uint8_t*>(p) + (-reinterpret_cast<uintptr_t>(p) & uintptr_t(kLarge - 1));
@@ -29,7 +31,8 @@ std::shared_ptr<uint8_t> map(int64_t bytes) {
 
 #if defined(__SANITIZE_ADDRESS__)
 
-// Every piece on its own, so that a step outside it is seen. (Zeroed by hand only where that touches little memory.)
+// Every allocation is separate, so AddressSanitizer sees an access outside it. Large ones are not
+// cleared by hand: that would touch all of their memory.
 std::shared_ptr<uint8_t> pages(int64_t bytes) {
     if (bytes > (int64_t(1) << 30)) return map(bytes);
     void* p = nullptr;
@@ -43,7 +46,7 @@ std::shared_ptr<uint8_t> pages(int64_t bytes) {
 std::shared_ptr<uint8_t> pages(int64_t bytes) {
     if (bytes >= kShared / 4) return map(bytes);
     static std::mutex mutex;
-    static std::weak_ptr<uint8_t> current;  // lives as long as one of its pieces
+    static std::weak_ptr<uint8_t> current;  // lives as long as one of its allocations
     static int64_t used = 0;
     const std::lock_guard<std::mutex> lock(mutex);
     std::shared_ptr<uint8_t> whole = current.lock();
@@ -51,9 +54,9 @@ std::shared_ptr<uint8_t> pages(int64_t bytes) {
         current = whole = map(kShared);
         used = 0;
     }
-    std::shared_ptr<uint8_t> piece(whole, whole.get() + used);
-    used += (bytes + 63) / 64 * 64;
-    return piece;
+    std::shared_ptr<uint8_t> part(whole, whole.get() + used);
+    used += up(bytes, 64);
+    return part;
 }
 
 #endif

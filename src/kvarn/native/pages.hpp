@@ -1,4 +1,5 @@
-// Zeroed memory in large pages, where the system has them: a 1 MB matrix in small ones costs a third of the bandwidth.
+// Zeroed memory in large pages, if the system has them: reading a 1 MB matrix in small pages costs
+// a third of the bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 
 namespace kvarn {
 
-// Aligned to 64 bytes, backed when it is first written. Small pieces share a mapping, which goes with the last of them.
+// Aligned to 64 bytes. The system provides a page when it is first written. Small allocations share
+// a mapping, which is freed with the last of them.
 std::shared_ptr<uint8_t> pages(int64_t bytes);
 
 }  // namespace kvarn

@@ -1,52 +1,29 @@
 #include "program.hpp"
 
-#include <chrono>
 #include <cmath>
 #include <cstring>
 
+#include "base.hpp"
 #include "elementary.hpp"
+#include "scratch.hpp"
 
 namespace kvarn {
 
 namespace {
 
-int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
-constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights pass by
-constexpr int64_t kManyRows = 9;         // from so many on products wait for arithmetic, not for memory
-constexpr int64_t kNearBytes = 3 << 20;  // of cells that a thread has brought nearer before it reads them
+constexpr int64_t kGrainsPerThread = 8;  // shares of a linear per thread, to balance the threads
+constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights are read
 
 }  // namespace
 
-// -- program ----------------------------------------------------------------------------------------------------------
-
-struct Program::Step {
-    const CacheView& cache;
-    const int64_t* tokens;
-    const int32_t* positions;
-    int64_t n_tokens;
-    const int64_t* rows;
-    int64_t n_rows;
-    float* logits;
-    std::vector<Counted> counted;  // per thread
-
-    int64_t rows_of(const Op& op) const { return op.selected ? n_rows : n_tokens; }
-    bool apart(const Op& op) const { return op.apart && rows_of(op) == 1; }
-};
-
-// A single row is made ready by every thread for itself, which is quicker than waiting for one that does it for all,
-// unless the product behind it writes what some thread may still be reading.
+// If there is only one row, every thread computes it for itself, which is faster than a barrier.
+// That is not allowed if the next linear writes a buffer that another thread may still be reading.
 void Program::add_op(Op op) {
     if ((op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) && !ops_.empty()) {
         Op& before = ops_.back();
-        before.apart = before.kind == Op::Kind::Prepare || before.kind == Op::Kind::Gated;
+        before.per_thread = before.kind == Op::Kind::NormRound || before.kind == Op::Kind::Gated;
         for (const Segment& s : op.segments)
-            before.apart = before.apart && (s.out < 0 || (s.out != before.in && s.out != before.in2));
+            before.per_thread = before.per_thread && (s.out < 0 || (s.out != before.in && s.out != before.in2));
     }
     ops_.push_back(std::move(op));
 }
@@ -88,7 +65,7 @@ void Program::grow(int64_t tokens, int64_t rows) {
     meta_.assign(size_t(padded * widest_ / kBlock), BlockMeta{});
     bf16_.assign(size_t(padded * widest_), 0);
     for (Own& own : own_) {
-        own.x = {};  // it points into what moves here
+        own.x = {};  // it points into arrays that are reallocated here
         for (Lines<float>* row : {&own.row, &own.q, &own.k}) row->assign(size_t(widest_), 0.0f);
         own.codes.assign(size_t(widest_), 0);
         own.meta.assign(size_t(widest_ / kBlock), BlockMeta{});
@@ -107,7 +84,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
         std::vector<Shares>& phases = shares_.emplace_back();
         for (int phase = 0; phase < 3; ++phase) phases.emplace_back(pool_->size());
     }
-    plans_.resize(cache.groups.size());
+    work_.resize(cache.groups.size());
     int64_t floats = 0, scratch = 0;
     for (size_t g = 0; g < cache.groups.size(); ++g) {
         const auto layer = [&]() -> const LayerView& {
@@ -115,8 +92,8 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
                 if (l.group == int64_t(g)) return l;
             return cache.layers[0];
         }();
-        plans_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
-        floats = std::max(floats, plans_[g].partial_floats);
+        work_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
+        floats = std::max(floats, work_[g].partial_floats);
         scratch = std::max(scratch, scratch_bytes(layer.store.dim));
     }
     if (int64_t(partials_.size()) < floats) partials_.resize(size_t(floats));
@@ -131,16 +108,16 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
         if (op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) {
             int64_t groups = 0;
             for (const Segment& s : op.segments) groups += s.weight.groups;
-            const int64_t tiles = (n + kTile - 1) / kTile;
-            shares_[i][0].reset(groups * ((tiles + kTilesAtOnce - 1) / kTilesAtOnce));
+            const int64_t tiles = ceil_div(n, kTile);
+            shares_[i][0].reset(groups * ceil_div(tiles, kTilesAtOnce));
         } else {
             shares_[i][0].reset(n);
         }
         if (op.kind == Op::Kind::Attention) {
-            const Plan& plan = plans_[size_t(cache.layers[size_t(op.layer)].group)];
-            shares_[i][0].reset(int64_t(plan.rows.size()));
-            shares_[i][1].reset(int64_t(plan.prefill.size() + plan.decode.size()));
-            shares_[i][2].reset(int64_t(plan.merges.size()));
+            const AttentionWork& work = work_[size_t(cache.layers[size_t(op.layer)].group)];
+            shares_[i][0].reset(int64_t(work.rows.size()));
+            shares_[i][1].reset(int64_t(work.prefill.size() + work.decode.size()));
+            shares_[i][2].reset(int64_t(work.merges.size()));
         }
     }
     pool_->run([&](int thread) { walk(step, thread); });
@@ -151,7 +128,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
 
 void Program::walk(Step& step, int thread) {
     const FlushDenormals flush;
-    for (RopeTable& table : ropes_) {  // each thread its part of the tokens
+    for (RopeTable& table : ropes_) {  // each thread computes its part of the tokens
         const int64_t half = int64_t(table.frequencies.size()), threads = pool_->size();
         for (int64_t t = step.n_tokens * thread / threads; t < step.n_tokens * (thread + 1) / threads; ++t)
             for (int64_t i = 0; i < half; ++i) {
@@ -161,11 +138,11 @@ void Program::walk(Step& step, int thread) {
                 table.sin[size_t(t * half + i)] = float(double(table.magnitude) * both.sin);
             }
     }
-    expect_cells(step, 0, thread);
+    queue_prefetch(step, 0, thread);
     for (size_t i = 0; i < ops_.size(); ++i) {
         const int64_t begin = tracing_ && thread == 0 ? now() : 0;
         run_op(step, ops_[i], i, thread);
-        if (!step.apart(ops_[i])) pool_->barrier(thread);
+        if (!step.per_thread(ops_[i])) pool_->barrier(thread);
         if (tracing_ && thread == 0) timings_.push_back({int32_t(i), begin, now()});
     }
 }
@@ -176,9 +153,9 @@ void Program::run_op(Step& step, const Op& op, size_t index, int thread) {
     switch (op.kind) {
         case Op::Kind::Embed:
             return embed(step, op, shares, thread);
-        case Op::Kind::Prepare:
+        case Op::Kind::NormRound:
         case Op::Kind::Gated:
-            return prepare(step, op, shares, thread);
+            return make_linear_input(step, op, shares, thread);
         case Op::Kind::Linear:
         case Op::Kind::Logits:
             return linear(step, op, shares, thread);
@@ -212,18 +189,19 @@ void Program::embed(Step& step, const Op& op, Shares& shares, int thread) {
     }
 }
 
-// Rows in f32, then in the forms that the next product reads; rows past the last of a short tile are zeros.
-void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
+// Computes rows in f32 and rounds them to the forms that the next linear reads. The rest of a short
+// tile is zeros.
+void Program::make_linear_input(Step& step, const Op& op, Shares& shares, int thread) {
     const Buffer& out = buffers_[size_t(op.out)];
-    const bool apart = step.apart(op);
+    const bool per_thread = step.per_thread(op);
     Own& own = own_[size_t(thread)];
     Activations& x = own.x;
     x.rows = step.rows_of(op), x.cols = out.width, x.blocks = out.stride / kBlock;
     x.height = kTile;
     while (x.height > 1 && x.height / 2 >= x.rows) x.height /= 2;
-    x.codes = apart ? own.codes.data() : codes_.data();
-    x.meta = apart ? own.meta.data() : meta_.data();
-    x.bf16 = apart ? own.bf16.data() : bf16_.data();
+    x.codes = per_thread ? own.codes.data() : codes_.data();
+    x.meta = per_thread ? own.meta.data() : meta_.data();
+    x.bf16 = per_thread ? own.bf16.data() : bf16_.data();
     x.f32 = out.data.data(), x.stride = out.stride;
     const auto make = [&](int64_t r, float* y) {
         if (op.kind == Op::Kind::Gated)
@@ -232,16 +210,16 @@ void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
             kernels_.rows->norm(row(op.in, r), op.weight->data(), out.width, op.eps, y);
         else
             y = row(op.in, r);
-        if (op.codes) kernels_.linear->quantize(y, x, r);
-        if (op.bf16) kernels_.linear->round(y, x, r);
+        if (op.needs_int8) kernels_.linear->quantize(y, x, r);
+        if (op.needs_bf16) kernels_.linear->round(y, x, r);
     };
-    if (apart) {
+    if (per_thread) {
         if (op.kind == Op::Kind::Gated || op.weight) x.f32 = own.row.data();
         return make(0, own.row.data());
     }
     int64_t r, end;
     while (shares.take(thread, 1, r, end)) make(r, row(op.out, r));
-    if (op.codes && thread == 0)  // no thread reads these rows before the barrier
+    if (op.needs_int8 && thread == 0)  // no thread reads these rows before the barrier
         for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
             const int64_t t = surplus / kTile, in = surplus % kTile;
             for (int64_t b = 0; b < x.blocks; ++b) {
@@ -252,14 +230,14 @@ void Program::prepare(Step& step, const Op& op, Shares& shares, int thread) {
 }
 
 void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
-    const int64_t n = step.rows_of(op), tiles = (n + kTile - 1) / kTile;
+    const int64_t n = step.rows_of(op), tiles = ceil_div(n, kTile);
     if (!n) return;
     int64_t groups = 0;
     for (const Segment& s : op.segments) groups += s.weight.groups;
-    const int64_t grain = std::max<int64_t>(1, groups / (8 * pool_->size()));
+    const int64_t grain = std::max<int64_t>(1, groups / (kGrainsPerThread * pool_->size()));
     int64_t begin, end;
     while (shares.take(thread, grain, begin, end))
-        while (begin < end) {  // items are groups, all of them once per block of tiles
+        while (begin < end) {  // an item is one group with one block of tiles
             const int64_t block = begin / groups, stop = std::min(end, (block + 1) * groups);
             int64_t at = block * groups;
             for (const Segment& s : op.segments) {
@@ -275,126 +253,10 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
                 y.bias = s.bias ? s.bias->data() : nullptr;
                 y.add = s.add;
                 const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
-                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].coming);
+                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].prefetch);
             }
             begin = stop;
         }
-}
-
-void Program::attention(Step& step, const Op& op, size_t index, int thread) {
-    const LayerView& layer = step.cache.layers[size_t(op.layer)];
-    const GroupView& group = step.cache.groups[size_t(layer.group)];
-    const Plan& plan = plans_[size_t(layer.group)];
-    Counted& counted = step.counted[size_t(thread)];
-    if (!plan.rows.empty()) {
-        write_rows(step, op, plan, shares_[index][0], thread);
-        pool_->barrier(thread);
-    }
-
-    const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
-    Own& own = own_[size_t(thread)];
-    const AttentionArgs many{layer.store,   group.table,    group.spec, op.scale,
-                             q.data.data(), row(op.out, 0), q.stride,   out.stride};
-    AttentionArgs one = many;  // a unit of decode has its query in the thread's own row
-    one.q = own.q.data(), one.q_stride = 0;
-    int64_t i, end;
-    const auto n_prefill = int64_t(plan.prefill.size());
-    for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {
-        if (i < n_prefill) {
-            counted.read += kernels_.attention->prefill(many, plan.prefill[size_t(i)], own.scratch.data());
-        } else {
-            const Unit& unit = plan.decode[size_t(i - n_prefill)];
-            begin_decode(step, op, unit, thread);
-            counted.read += kernels_.attention->decode(one, unit, partials_.data(), own.scratch.data());
-        }
-        stop = now();
-        (i < n_prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
-    }
-    expect_cells(step, size_t(op.layer) + 1, thread);
-    if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !plan.decode.empty();
-    if (plan.merges.empty()) return;
-    pool_->barrier(thread);
-    while (shares_[index][2].take(thread, 1, i, end))
-        kernels_.attention->merge(many, plan.decode.data(), plan.merges[size_t(i)], partials_.data());
-}
-
-// The cells that this thread will read in the next attention, so far as caches hold them: products of many rows bring
-// them nearer meanwhile. A panel's cells of all heads are one piece; a slab without panels has none so small.
-void Program::expect_cells(Step& step, size_t index, int thread) {
-    Own& own = own_[size_t(thread)];
-    own.pieces.clear(), own.coming = {};
-    if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
-    const LayerView& layer = step.cache.layers[index];
-    const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const std::vector<Unit>& units = plans_[size_t(layer.group)].decode;
-    const StoreView& s = layer.store;
-    const int64_t cell = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell;
-    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(units.size()), threads = pool_->size();
-    for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
-        const Unit& u = units[size_t(i)];
-        if (u.head > 0) continue;  // its panels are another unit's too
-        const int32_t* blocks = table.blocks + u.seq * table.max_blocks;
-        const int32_t* first = table.first + u.seq * table.max_blocks;
-        for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
-            for (int64_t b = 0; b < table.n_blocks[u.seq]; ++b) {
-                const int64_t end = std::min(u.end - first[b], s.block_size);
-                for (int64_t p = std::max<int64_t>(u.begin - first[b], 0) / s.panel_size; p * s.panel_size < end; ++p)
-                    own.pieces.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell);
-            }
-        if (int64_t(own.pieces.size()) * bytes >= kNearBytes) break;
-    }
-    own.coming.pieces = own.pieces.data(), own.coming.n = int64_t(own.pieces.size()), own.coming.bytes = bytes;
-}
-
-// Norm and rotate heads of token t where they stand.
-void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector& norm, float* x) const {
-    const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
-    for (int64_t h = 0; h < heads; ++h, x += op.head_dim) {
-        if (norm) kernels_.rows->norm(x, norm->data(), op.head_dim, op.eps, x);
-        if (!rope) continue;
-        const auto half = int64_t(rope->frequencies.size());
-        kernels_.rows->rotate(x, &rope->cos[size_t(t * half)], &rope->sin[size_t(t * half)], half);
-    }
-}
-
-// Prefill: q and k of whole rows, then k and v into the cells that the table names.
-void Program::write_rows(Step& step, const Op& op, const Plan& plan, Shares& shares, int thread) {
-    const LayerView& layer = step.cache.layers[size_t(op.layer)];
-    const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const HeadRange all{0, layer.store.n_heads};
-    int64_t i, end;
-    while (shares.take(thread, 1, i, end)) {
-        const int64_t t = plan.rows[size_t(i)], slot = table.slots[t];
-        expect_write(layer.store, slot, all);
-        finish_heads(op, t, op.heads, op.weight, row(op.in, t));
-        finish_heads(op, t, op.kv_heads, op.weight2, row(op.in2, t));
-        if (slot >= 0)
-            step.counted[size_t(thread)].written +=
-                write_heads(layer.store, *kernels_.cells, slot, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
-    }
-}
-
-// Decode: a unit makes its own heads of q ready, in a row of its thread's, and the unit that holds the token itself
-// also writes those of k and v. No other unit reads these cells, so nobody has to wait.
-void Program::begin_decode(Step& step, const Op& op, const Unit& unit, int thread) {
-    const LayerView& layer = step.cache.layers[size_t(op.layer)];
-    const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const int64_t t = table.q_start[unit.seq], dim = op.head_dim, slot = table.slots[t];
-    const int64_t group = op.heads / layer.store.n_heads, copies = layer.store.n_heads / op.kv_heads;
-    const HeadRange heads{unit.head, unit.head + unit.heads};
-    const bool writes = unit.end == table.kv_len[unit.seq] && slot >= 0;
-    Own& own = own_[size_t(thread)];
-    if (writes) expect_write(layer.store, slot, heads);
-    const auto ready = [&](int buffer, float* to, int64_t first, int64_t n, const Vector& norm) {
-        memcpy(to + first * dim, row(buffer, t) + first * dim, size_t(n * dim) * 4);
-        finish_heads(op, t, n, norm, to + first * dim);
-    };
-    ready(op.in, own.q.data(), heads.begin * group, unit.heads * group, op.weight);
-    if (!writes) return;
-    const int64_t from = heads.begin / copies, to = (heads.end + copies - 1) / copies;
-    ready(op.in2, own.k.data(), from, to - from, op.weight2);
-    step.counted[size_t(thread)].written +=
-        write_heads(layer.store, *kernels_.cells, slot, heads, own.k.data(), row(op.in3, t), op.kv_heads);
 }
 
 }  // namespace kvarn

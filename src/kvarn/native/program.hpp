@@ -1,8 +1,9 @@
-// A model as a list of operations over numbered buffers, and a step as one pass over it.
+// A model as a list of operations over numbered buffers; a step is one pass over the list.
 //
-// Built once: buffers, weights and operations are added in order, from the calls that a model makes (backends/cpu).
-// `run` hands the list to the pool; every thread walks it, shares out each operation's items, and waits at its end.
-// Workspaces grow to the largest step and stay. Non-goals: what a model is, where weights come from, sampling.
+// A program is built once: backends/cpu adds buffers, weights and operations in order. `run` gives
+// the list to the pool. Every thread walks the list, takes its share of each operation's items, and
+// waits at a barrier behind it. Workspaces grow to the largest step and are kept. Non-goals: what a
+// model is, where weights come from, sampling.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace kvarn {
 
 struct LayerView {
     StoreView store;
-    int64_t group = 0;  // whose table it uses
+    int64_t group = 0;  // the group whose table it uses
 };
 
 struct GroupView {
@@ -34,9 +35,9 @@ struct CacheView {
     std::vector<GroupView> groups;
 };
 
-struct Counted {  // what a run moved
+struct Counted {  // what a run did: bytes of cells, kernel calls, time
     int64_t written = 0, read = 0, prefill = 0, decode = 0;
-    int64_t prefill_ns = 0, decode_ns = 0;  // of attention, summed over threads
+    int64_t prefill_ns = 0, decode_ns = 0;  // in attention, summed over threads
 
     void operator+=(const Counted& c) {
         written += c.written, read += c.read, prefill += c.prefill, decode += c.decode;
@@ -53,28 +54,29 @@ struct HeadRange {  // of stored heads
     int64_t begin, end;
 };
 
-// Bring the cells of a coming write into the cache.
-void expect_write(const StoreView& store, int64_t slot, HeadRange heads);
+// Prefetches the cells that a token's keys will be written to.
+void prefetch_write(const StoreView& store, int64_t cell, HeadRange heads);
 
-// Cells of one token's keys and values (k and v: n_kv_heads rows of dim), encoded into place. Returns bytes written.
-int64_t write_heads(const StoreView& store, const Cells& cells, int64_t slot, HeadRange heads, const float* k,
+// Encodes one token's keys and values (n_kv_heads rows of dim each) into its cell. Returns the
+// bytes written.
+int64_t write_heads(const StoreView& store, const CellEncoders& encoders, int64_t cell, HeadRange heads, const float* k,
                     const float* v, int64_t n_kv_heads);
 
-// The units of one step over one group of layers.
-struct Plan {
-    std::vector<int64_t> rows;  // tokens of prefill: their keys are written before any of them is read
-    std::vector<Unit> decode, prefill;
+// The attention of one step, for every layer of one group.
+struct AttentionWork {
+    std::vector<int64_t> rows;  // prefill tokens: all their keys are written before one is read
+    std::vector<WorkItem> decode, prefill;
     std::vector<Merge> merges;
     int64_t partial_floats = 0;
 
     void make(const TableView& table, const SpecView& spec, const StoreView& store, int threads);
 };
 
-// Attention of one layer outside a program: what the conformance tests call.
+// Attention of one layer without a program, for conformance tests.
 Counted attend(Pool& pool, const Kernels& kernels, const AttentionArgs& args, bool prefill, bool decode);
 
 template <typename T>
-struct InLines {  // an allocator of whole cache lines: a vector register that straddles two costs two
+struct InLines {  // an allocator that aligns to cache lines: a load across two lines costs two
     using value_type = T;
     InLines() = default;
     template <typename U>
@@ -89,28 +91,29 @@ using Lines = std::vector<T, InLines<T>>;
 struct RopeTable {
     std::vector<double> frequencies;
     float magnitude = 1;
-    std::vector<float> cos, sin;  // [T, half], of this step
+    std::vector<float> cos, sin;  // [T, half] of the current step
 };
 
-using Vector = std::shared_ptr<std::vector<float>>;  // a norm's weight or a bias, padded with zeros
+using Vector = std::shared_ptr<std::vector<float>>;  // weight of a norm, or bias; padded with zeros
 
 struct Segment {  // a matrix of a linear operation
-    Packed weight;
+    PackedMatrix weight;
     Vector bias;
     int out = -1;
     bool add = false;
 };
 
 struct Op {
-    enum class Kind { Embed, Prepare, NormAdd, Add, Linear, Attention, Gated, Select, Logits } kind{};
+    enum class Kind { Embed, NormRound, NormAdd, Add, Linear, Attention, Gated, Select, Logits } kind{};
     std::string name;
-    bool selected = false;  // runs over the rows that the caller asked for, not over all tokens
-    bool apart = false;     // every thread may do it for itself: only the linear behind it reads what it makes
+    bool wanted_rows_only = false;  // runs over the rows that the caller wants, not over all tokens
+    // Each thread may compute its own copy, without a barrier: the next linear is the only reader.
+    bool per_thread = false;
     int in = -1, in2 = -1, in3 = -1, out = -1;
     float scale = 1, eps = 0;
-    bool codes = false, bf16 = false;  // forms of its output that the next linear reads
-    Vector weight, weight2;            // norms
-    Packed matrix;
+    bool needs_int8 = false, needs_bf16 = false;  // forms of the output that the next linear reads
+    Vector weight, weight2;                       // norms
+    PackedMatrix matrix;
     std::vector<Segment> segments;
     int layer = 0, rope = -1, heads = 0, kv_heads = 0, head_dim = 0;
     Gate gate{};
@@ -127,16 +130,17 @@ class Program {
     int add_rope(std::vector<double> frequencies, float magnitude);
     void add_op(Op op);
 
-    // Logits [n_rows, vocabulary] of these rows of the step, into `logits`.
+    // Writes logits [n_rows, vocabulary] of these rows of the step.
     Counted run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
                 const int64_t* rows, int64_t n_rows, float* logits);
 
-    // Rows that the last run's logits were made of, in f32. A single row is not in its buffer (every thread makes its
-    // own: see add_op), so they are taken from where thread 0 read them. No rows before the first run.
+    // The rows that the last run's logits were computed from, in f32; no rows before the first run.
+    // A single row is not in its buffer, because each thread computes its own copy (see add_op), so
+    // this returns what thread 0 read.
     const Activations& hidden() const { return own_[0].x; }
 
     int n_buffers() const { return int(buffers_.size()); }
-    void reserve(int64_t tokens) { grow(tokens, 0); }  // workspaces for steps of so many tokens
+    void reserve(int64_t tokens) { grow(tokens, 0); }  // grows workspaces for steps of this many tokens
     int64_t vocabulary() const;
     int64_t workspace_bytes() const;
     void trace(bool on) { tracing_ = on; }
@@ -148,28 +152,40 @@ class Program {
         int64_t width = 0, stride = 0;
         Lines<float> data;
     };
-    struct Own {        // what one thread keeps to itself
-        Activations x;  // that the next linear reads
+    struct Own {        // workspace of one thread
+        Activations x;  // the input of the next linear
         Lines<float> row, q, k;
         Lines<int8_t> codes;
         Lines<BlockMeta> meta;
         Lines<uint16_t> bf16;
         Lines<uint8_t> scratch;
-        std::vector<const uint8_t*> pieces;
-        Coming coming;
+        std::vector<const uint8_t*> prefetch_spans;
+        PrefetchQueue prefetch;
     };
-    struct Step;
+    struct Step {  // arguments of one run, and its counts
+        const CacheView& cache;
+        const int64_t* tokens;
+        const int32_t* positions;
+        int64_t n_tokens;
+        const int64_t* rows;
+        int64_t n_rows;
+        float* logits;
+        std::vector<Counted> counted;  // per thread
+
+        int64_t rows_of(const Op& op) const { return op.wanted_rows_only ? n_rows : n_tokens; }
+        bool per_thread(const Op& op) const { return op.per_thread && rows_of(op) == 1; }
+    };
 
     void grow(int64_t tokens, int64_t rows);
     void walk(Step& step, int thread);
     void run_op(Step& step, const Op& op, size_t index, int thread);
     void embed(Step&, const Op&, Shares&, int thread);
-    void prepare(Step&, const Op&, Shares&, int thread);
+    void make_linear_input(Step&, const Op&, Shares&, int thread);
     void linear(Step&, const Op&, Shares&, int thread);
     void attention(Step&, const Op&, size_t index, int thread);
-    void write_rows(Step&, const Op&, const Plan&, Shares&, int thread);
-    void begin_decode(Step&, const Op&, const Unit&, int thread);
-    void expect_cells(Step&, size_t layer, int thread);
+    void write_rows(Step&, const Op&, const AttentionWork&, Shares&, int thread);
+    void begin_decode(Step&, const Op&, const WorkItem&, int thread);
+    void queue_prefetch(Step&, size_t layer, int thread);
     void finish_heads(const Op&, int64_t t, int64_t heads, const Vector& norm, float* x) const;
     float* row(int buffer, int64_t r) {
         return buffers_[size_t(buffer)].data.data() + r * buffers_[size_t(buffer)].stride;
@@ -186,7 +202,7 @@ class Program {
     Lines<BlockMeta> meta_;
     Lines<uint16_t> bf16_;
     std::vector<std::vector<Shares>> shares_;  // per operation, one per phase
-    std::vector<Plan> plans_;
+    std::vector<AttentionWork> work_;
     Lines<float> partials_;
     bool tracing_ = false;
     std::vector<Timing> timings_;

@@ -1,5 +1,5 @@
-// Operations on single rows of activations: norms, rotation, gates. Reductions have one order, lanes are elements
-// mod 16.
+// Operations on single rows of activations: norms, rotation, gates. A reduction has one order: lane
+// i sums the elements that are i mod 16.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581
 
-// A stretch of text that is one token, or one character that no token spells. An absorbed symbol has size 0.
+// A span of text that is one token, or one character that no token spells. Size 0: merged into its
+// left neighbour.
 struct Symbol {
     int32_t prev, next;
     uint32_t begin, size;
@@ -22,7 +23,7 @@ struct Bigram {
     float score;
     int32_t left, right;
     uint32_t size;
-    // The queue pops the greatest: the best score, the leftmost of equals.
+    // The queue pops the greatest: the best score, and the leftmost of equal scores.
     bool operator<(const Bigram& other) const { return score != other.score ? score < other.score : left > other.left; }
 };
 
@@ -61,7 +62,7 @@ Spm::Spm(std::vector<std::string> tokens, const std::vector<float>& scores, std:
     ids_.reserve(tokens_.size());
     for (size_t i = 0; i < tokens_.size(); ++i) {
         longest_ = std::max(longest_, tokens_[i].size());
-        ids_[tokens_[i]] = int32_t(i);  // the last of equals, as in llama.cpp
+        ids_[tokens_[i]] = int32_t(i);  // of equal tokens the last one, like llama.cpp
     }
     for (int byte = 0; byte < 256; ++byte) {
         std::array<char, 8> name{};
@@ -93,7 +94,7 @@ void Spm::merge(const std::string& text, std::vector<int32_t>& out) const {
         const Bigram best = queue.top();
         queue.pop();
         Symbol &left = symbols[size_t(best.left)], &right = symbols[size_t(best.right)];
-        // Either half may have been merged into something else since this pair was queued.
+        // Skip the pair if one half was merged with something else after it was queued.
         if (left.size == 0 || right.size == 0 || left.size + right.size != best.size) continue;
         left.size = best.size;
         right.size = 0;
@@ -103,33 +104,33 @@ void Spm::merge(const std::string& text, std::vector<int32_t>& out) const {
         consider(best.left, left.next);
     }
     for (int32_t i = symbols.empty() ? -1 : 0; i >= 0; i = symbols[size_t(i)].next) {
-        const std::string_view piece{text.data() + symbols[size_t(i)].begin, symbols[size_t(i)].size};
-        if (const int32_t id = find(piece); id >= 0) {
+        const std::string_view span{text.data() + symbols[size_t(i)].begin, symbols[size_t(i)].size};
+        if (const int32_t id = find(span); id >= 0) {
             out.push_back(id);
             continue;
         }
-        for (const char c : piece)
+        for (const char c : span)
             if (const int32_t id = byte_ids_[uint8_t(c)]; id >= 0) out.push_back(id);
     }
 }
 
 std::vector<int32_t> Spm::encode(std::string_view text, bool special) const {
-    // Symbols hold 32-bit offsets, and escaping triples a text of spaces.
+    // Symbols have 32-bit offsets, and escaping triples the size of a text of spaces.
     if (text.size() > size_t(std::numeric_limits<int32_t>::max()) / 3 - 1)
         throw std::length_error("text too long to encode at once: the limit is 700 MB");
     std::vector<int32_t> out;
     bool prefix = space_prefix_;
     std::string escaped;
-    for (const Piece& piece : markers_.split(text, special)) {
-        if (piece.id >= 0) {
-            out.push_back(piece.id);
+    for (const TextSpan& span : markers_.split(text, special)) {
+        if (span.id >= 0) {
+            out.push_back(span.id);
             prefix = space_prefix_;
             continue;
         }
         escaped.clear();
         if (prefix) escaped += kSpace;
         prefix = false;
-        append_escaped(text.substr(piece.begin, piece.end - piece.begin), escaped);
+        append_escaped(text.substr(span.begin, span.end - span.begin), escaped);
         merge(escaped, out);
     }
     return out;

@@ -1,6 +1,7 @@
-// SentencePiece-style BPE: merges neighbours by the score of the token they form, falls back to bytes.
-// Contract: the result is llama.cpp's for the 'llama' vocabulary type. Time is n log n in the length of the text.
-// Non-goals: decoding, normalization, unigram models, Python types.
+// SentencePiece-style BPE: merges neighbours by the score of the token that they form, and falls
+// back to bytes.
+// Contract: the result is that of llama.cpp for the 'llama' vocabulary type. Time is n log n in the
+// length of the text. Non-goals: decoding, normalization, unigram models, Python types.
 #pragma once
 
 #include <array>
@@ -16,10 +17,11 @@ namespace kvarn {
 
 class Spm {
   public:
-    // `tokens` spell a space as U+2581. `unknown` stands for bytes that no token spells; -1 drops them.
+    // `tokens` spell a space as U+2581. `unknown` stands for bytes that no token spells; -1 drops
+    // them.
     Spm(std::vector<std::string> tokens, const std::vector<float>& scores, std::vector<Marker> markers,
         bool space_prefix, int32_t unknown);
-    Spm(const Spm&) = delete;  // the table below points into tokens_
+    Spm(const Spm&) = delete;  // ids_ points into tokens_
 
     std::vector<int32_t> encode(std::string_view text, bool special) const;
 

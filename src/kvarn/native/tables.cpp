@@ -1,10 +1,11 @@
-// Types whose numbers come out of a table of 16 or fewer: IQ*, TQ*, MXFP4. Stored blocks of 256 columns become a scale,
-// sixteen factors of it, and the place of each number in the table. The larger types keep no numbers but rows of a
-// grid, which is given to them. Scales move by powers of two, so that factors are whole; nothing is rounded.
+// Types whose numbers come from a table of at most 16 values: IQ*, TQ*, MXFP4. A file block of 256
+// columns becomes a scale, 16 or 8 factors of it, and the table index of each number. The IQ1 to
+// IQ3 types store rows of a grid, which the caller gives. Scales are multiplied by powers of two to
+// make the factors integers; nothing is rounded.
 #include <bit>
 
+#include "group_writer.hpp"
 #include "half.hpp"
-#include "target.hpp"
 
 namespace kvarn {
 
@@ -30,7 +31,7 @@ struct Block {  // of 256 columns
     void four(int at, int64_t grid_row, uint32_t signs) {
         for (int j = 0; j < 4; ++j) numbers[at + j] = signed_by(grid[grid_row * 4 + j], signs >> j);
     }
-    void shifted(int at, int64_t grid_row, bool down) {  // by an eighth
+    void shifted(int at, int64_t grid_row, bool down) {  // by plus or minus one eighth
         for (int j = 0; j < 8; ++j) numbers[at + j] = int8_t(grid[grid_row * 8 + j] * 8 + (down ? -1 : 1));
     }
 
@@ -38,7 +39,7 @@ struct Block {  // of 256 columns
     static int8_t signed_by(int8_t x, uint32_t sign) { return sign & 1u ? int8_t(-x) : x; }
 };
 
-// Seven signs, and an eighth that makes the number of minuses even.
+// Seven signs are stored; the eighth makes the number of minus signs even.
 uint32_t eight_signs(uint32_t seven) { return seven | (uint32_t(std::popcount(seven) & 1) << 7); }
 
 int8_t odd(uint32_t x) { return int8_t(2 * x + 1); }
@@ -122,7 +123,7 @@ void iq4_xs(const uint8_t* p, Block& b) {
     }
 }
 
-// Five digits to the base of three in a byte, as a fraction of 256: the highest digit comes out first.
+// A byte has five base-3 digits as a fraction of 256; the highest digit comes first.
 int8_t digit(uint8_t fraction, uint32_t power) { return int8_t(((uint8_t(fraction * power) * 3u) >> 8) - 1); }
 
 void tq1_0(const uint8_t* p, Block& b) {
@@ -143,7 +144,7 @@ void tq2_0(const uint8_t* p, Block& b) {
     for (int i = 0; i < 256; ++i) b.numbers[i] = int8_t(((p[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3) - 1);
 }
 
-struct Places {  // of numbers in the table
+struct Places {  // number -> its index in the table
     uint8_t of[256] = {};
 
     explicit Places(const uint8_t* table) {
@@ -153,16 +154,16 @@ struct Places {  // of numbers in the table
 };
 
 template <int64_t kBytes, void (*decode)(const uint8_t*, Block&), int kPer = 32>
-void pack_256(const Target& t, int64_t row, const uint8_t* src) {
+void pack_256(const GroupWriter& t, int64_t row, const uint8_t* src) {
     const Places place(t.w.table);
+    constexpr ScaleLayout kLayout = scale_layout(kPer == 16 ? Kind::Table16 : Kind::Table32);
     Block b;
     b.grid = t.grid;
     for (int64_t s = 0; s < t.w.blocks / 8; ++s, src += kBytes) {
-        constexpr int kFactors = 256 / kPer;
-        const int64_t at = s * (64 + kFactors * 16);
         decode(src, b);
-        t.put_float(at, row, b.d);
-        for (int i = 0; i < kFactors; ++i) t.scales[at + 64 + i * 16 + row] = uint8_t(b.factors[i * kPer / 16]);
+        t.put_float(kLayout.record(s * 8), row, b.d);
+        for (int i = 0; i < 256 / kPer; ++i)
+            t.scales[kLayout.factor(s * 8, i) + row] = uint8_t(b.factors[i * kPer / 16]);
         for (int j = 0; j < 8; ++j) {
             const int8_t* numbers = b.numbers + j * 32;
             uint8_t nibbles[16];
@@ -172,22 +173,23 @@ void pack_256(const Target& t, int64_t row, const uint8_t* src) {
     }
 }
 
-void pack_iq4_nl(const Target& t, int64_t row, const uint8_t* src) {
+void pack_iq4_nl(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 18) {
-        t.put_float(b * 64, row, widen(half(src)));
+        t.put_float(scale_layout(Kind::Table).record(b), row, widen(half(src)));
         put_nibbles(t.block(b), row, src + 2);
     }
 }
 
-void pack_mxfp4(const Target& t, int64_t row, const uint8_t* src) {
+void pack_mxfp4(const GroupWriter& t, int64_t row, const uint8_t* src) {
     for (int64_t b = 0; b < t.w.blocks; ++b, src += 17) {
-        const uint32_t e = src[0];  // half of 2^(e - 127), the table being doubled
-        t.put_float(b * 64, row, std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
+        const uint32_t e = src[0];  // the scale is half of 2^(e - 127), because the table is doubled
+        t.put_float(scale_layout(Kind::Table).record(b), row,
+                    std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23));
         put_nibbles(t.block(b), row, src + 1);
     }
 }
 
-constexpr Stored kTables[] = {
+constexpr FileType kTableTypes[] = {
     {"IQ1_S", 256, 50, Kind::Table32, pack_256<50, iq1_s>, kIq1, 2048, 8},
     {"IQ1_M", 256, 56, Kind::Table16, pack_256<56, iq1_m, 16>, kIq1, 2048, 8},
     {"IQ2_XXS", 256, 66, Kind::Table32, pack_256<66, iq2_xxs>, kIq2, 256, 8},
@@ -204,17 +206,18 @@ constexpr Stored kTables[] = {
 
 }  // namespace
 
-const Stored* table_type(const std::string& type) {
-    for (const Stored& s : kTables)
-        if (type == s.type) return &s;
+const FileType* find_table_type(const std::string& name) {
+    for (const FileType& s : kTableTypes)
+        if (name == s.name) return &s;
     return nullptr;
 }
 
-bool fits(const Stored& stored, const int8_t* grid) {
-    for (int64_t i = 0; i < stored.grid_rows * stored.grid_columns; ++i) {
-        bool found = stored.numbers == kIq1 && grid[i] >= -1 && grid[i] <= 1;  // shifted, not negated
-        if (stored.numbers != kIq1)
-            for (int j = 0; j < 16; ++j) found = found || (grid[i] > 0 && grid[i] == stored.numbers[j]);
+bool fits(const FileType& file_type, const int8_t* grid) {
+    for (int64_t i = 0; i < file_type.grid_rows * file_type.grid_columns; ++i) {
+        // IQ1 shifts grid numbers and never negates them.
+        bool found = file_type.numbers == kIq1 && grid[i] >= -1 && grid[i] <= 1;
+        if (file_type.numbers != kIq1)
+            for (int j = 0; j < 16; ++j) found = found || (grid[i] > 0 && grid[i] == file_type.numbers[j]);
         if (!found) return false;
     }
     return true;

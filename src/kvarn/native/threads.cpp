@@ -1,6 +1,6 @@
 #include "threads.hpp"
 
-#include <chrono>
+#include "base.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -13,9 +13,9 @@ namespace kvarn {
 
 namespace {
 
-constexpr int64_t kBarrierSpin = 40'000;  // ns: longer than the imbalance of an operation
-constexpr int64_t kIdleSpin = 500'000;    // ns: longer than what Python does between two steps
-constexpr int64_t kStay = 1'000'000;      // ns between two moves of a thread, which cost some 30 us
+constexpr int64_t kBarrierSpin = 40'000;  // ns; longer than threads usually wait behind an operation
+constexpr int64_t kIdleSpin = 500'000;    // ns; longer than Python takes between two steps
+constexpr int64_t kStay = 1'000'000;      // ns between two moves of a thread; a move costs about 30 us
 
 void pause() {
 #if defined(__x86_64__)
@@ -23,11 +23,6 @@ void pause() {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
 }
 
 }  // namespace
@@ -114,7 +109,7 @@ void Pool::leave_shared_place(int thread) {
         shared = shared || (i != thread && places_[size_t(i)].processor.load(std::memory_order_relaxed) == here);
     if (!shared || here < 0 || now() - own.moved < kStay) return;
     cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;  // more processors than it has room for
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;  // the machine has more processors than the mask
     cpu_set_t others = allowed;
     for (int i = 0; i < size_; ++i) {
         const int taken = places_[size_t(i)].processor.load(std::memory_order_relaxed);

@@ -1,9 +1,11 @@
-// A pool of threads that works on one job at a time; the caller is thread 0. Workers spin a little, then sleep, so an
-// idle pool costs nothing and a busy machine makes it slower, never stuck. Pools are independent of each other.
+// A pool of threads that runs one job at a time; the caller is thread 0. Workers spin for a moment
+// and then sleep, so an idle pool costs nothing, and a busy machine slows it down but never blocks
+// it. Pools are independent of each other.
 //
-// No thread is bound to a processor. But a system that shares two processors among three threads may leave two of ours
-// on one of them, where each waits for the other, long after the other processor is free again. So threads note where
-// they run, and one that waits where another works moves away (Linux only; its allowed processors stay what they were).
+// Threads are not bound to processors. But a scheduler can leave two of our threads on one
+// processor, where each waits for the other, long after another processor became free. So each
+// thread notes where it runs, and a waiting thread moves away from a processor where another one
+// works (Linux only; its affinity mask stays the same).
 #pragma once
 
 #include <atomic>
@@ -28,26 +30,26 @@ class Pool {
 
     int size() const { return size_; }
 
-    // fn(context, thread) on every thread, once; returns when all have returned.
+    // Calls fn(context, thread) once on every thread; returns when all calls have returned.
     void run(void (*fn)(void* context, int thread), void* context);
     template <typename Fn>
     void run(Fn&& fn) {
         run([](void* context, int thread) { (*static_cast<Fn*>(context))(thread); }, &fn);
     }
 
-    void barrier(int thread);  // inside run: every thread waits for all the others
+    void barrier(int thread);  // inside run: waits until every thread is here
 
   private:
-    struct alignas(64) Signal {  // a number that threads wait on
+    struct alignas(64) Signal {  // a counter that threads wait on
         std::atomic<uint32_t> value{0};
         std::atomic<uint32_t> sleepers{0};
         void raise();
-        bool soon(uint32_t old) const;  // whether it changes within a microsecond or so
+        bool soon(uint32_t old) const;  // spins about a microsecond; true if it changed
         void wait(uint32_t old, int64_t spin_ns);
     };
     struct alignas(64) Place {
-        std::atomic<int> processor{-1};  // where the thread was last seen, during a job
-        int64_t moved = 0;               // when it last moved, ns
+        std::atomic<int> processor{-1};  // where it last ran; workers set -1 after a job
+        int64_t moved = 0;               // time of its last move, ns
     };
     void work(int thread);
     void note_place(int thread);
@@ -57,14 +59,14 @@ class Pool {
     std::mutex mutex_;  // one job at a time
     Signal job_, phase_;
     alignas(64) std::atomic<int> arrived_{0};
-    std::unique_ptr<Place[]> places_;  // of each thread
+    std::unique_ptr<Place[]> places_;  // per thread
     void (*fn_)(void*, int) = nullptr;
     void* context_ = nullptr;
     bool stop_ = false;
     std::vector<std::thread> workers_;
 };
 
-// Items 0..n-1 shared out among threads: each takes from its own range first, then from the others'.
+// Shares items 0..n-1 among threads. Each takes from its own range first, then from the others'.
 class Shares {
   public:
     explicit Shares(int threads) : next_(new Next[size_t(threads)]), threads_(threads) {}
@@ -83,15 +85,18 @@ class Shares {
     int64_t n_ = 0;
 };
 
-// Denormals are zero while kernels run, as the matrix and dot-product units have it; the caller's mode comes back.
+// Denormals are zero while kernels run, because AMX and VDPBF16PS treat them so. The destructor
+// restores the caller's mode.
 class FlushDenormals {
 #if defined(__x86_64__)
+    static constexpr unsigned kFlushToZero = 0x8000u, kDenormalsAreZero = 0x0040u;  // bits of MXCSR
     unsigned mode_ = _mm_getcsr();
 
   public:
-    FlushDenormals() { _mm_setcsr(mode_ | 0x8040u); }
+    FlushDenormals() { _mm_setcsr(mode_ | kFlushToZero | kDenormalsAreZero); }
     ~FlushDenormals() { _mm_setcsr(mode_); }
 #elif defined(__aarch64__)
+    static constexpr uint64_t kFlushToZero = 1ull << 24;  // a bit of FPCR
     static uint64_t mode() {
         uint64_t fpcr;
         __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
@@ -101,7 +106,7 @@ class FlushDenormals {
     uint64_t mode_ = mode();
 
   public:
-    FlushDenormals() { set(mode_ | (1ull << 24)); }
+    FlushDenormals() { set(mode_ | kFlushToZero); }
     ~FlushDenormals() { set(mode_); }
 #else
   public:

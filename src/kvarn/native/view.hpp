@@ -1,13 +1,19 @@
-// The cache as kernels see it: cache/view.py's Store, Table and LayerSpec, as plain pointers. Nothing is owned here.
+// The cache as kernels see it: the Store, Table and LayerSpec of backends/host.py as plain
+// pointers. Owns nothing.
 #pragma once
 
 #include <cstdint>
 
 namespace kvarn {
 
-enum class Codec : int32_t { F32, F16, BF16, Int8 };
+enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how one number of K or V is stored
 
 constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::Int8 ? 1 : 2; }
+
+// Limits that kernels rely on; bind_cache.cpp refuses a store that exceeds them. Arrays of fixed
+// size: `o` in attention.cpp, `narrow` in tiles.hpp, `encoded` in view.cpp.
+constexpr int64_t kMaxHeadDim = 256;    // numbers of one head
+constexpr int64_t kMaxQueryGroup = 16;  // query heads that share one stored head
 
 struct Strides {  // in elements
     int64_t block = 0, panel = 0, head = 0, slot = 0, dim = 0;
@@ -19,24 +25,32 @@ struct StoreView {
     Strides ks, vs, k_scales, v_scales;
     int64_t n_blocks = 0, block_size = 0, panel_size = 0, n_heads = 0, dim = 0;  // n_heads: stored heads
     Codec codec{};
+
+    // Of K and V in one slot of one head.
+    int64_t slot_bytes() const { return 2 * (dim * cell_bytes(codec) + (k_scale ? int64_t(sizeof(float)) : 0)); }
 };
 
 struct TableView {
     const int32_t *blocks = nullptr, *first = nullptr;  // [S, N]
     const int32_t *n_blocks = nullptr, *kv_len = nullptr, *q_start = nullptr;
-    const int64_t* slots = nullptr;  // [T]
+    const int64_t* cells = nullptr;  // [T] flat index of the cell that each new token is written to; -1: none
     int64_t n_seqs = 0, max_blocks = 0, tokens = 0;
 };
 
+// What a query sees: positions up to its own. A window hides those before window_start(q), except
+// pinned ones.
 struct SpecView {
     int64_t n_heads = 0, n_kv_heads = 0, window = -1, pinned = 0;  // window -1: none
 
-    bool visible(int64_t q, int64_t k) const { return k <= q && (window < 0 || k > q - window || k < pinned); }
+    int64_t window_start(int64_t q) const { return q - window + 1; }  // only where there is a window
+    int64_t first_visible(int64_t q) const {                          // apart from pinned positions
+        return window < 0 || window_start(q) < 0 ? 0 : window_start(q);
+    }
     static uint32_t below(int64_t n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1u; }
-    // Which of the 32 positions from `pos` some query of [first, last] may see, as bits.
+    // The 32 positions from `pos` as bits: 1 where some query of [first, last] sees the position.
     uint32_t visible32(int64_t first, int64_t last, int64_t pos) const {
         uint32_t seen = below(last + 1 - pos);
-        if (window >= 0) seen &= ~below(first - window + 1 - pos) | below(pinned - pos);
+        if (window >= 0) seen &= ~below(window_start(first) - pos) | below(pinned - pos);
         return seen;
     }
     uint32_t visible32(int64_t q, int64_t pos) const { return visible32(q, q, pos); }
@@ -53,32 +67,33 @@ struct AttentionArgs {
     int64_t q_stride = 0, out_stride = 0;
 };
 
-constexpr int64_t kSlots = 32;       // of a key tile, at absolute positions
-constexpr int64_t kChunk = 256;      // slots whose softmax is one piece; pieces merge in ascending order
-constexpr int64_t kQueryRows = 120;  // query rows (positions times group) of a prefill unit, about
-constexpr int64_t kHeadRows = 60;    // query rows of a decode unit, at most
+constexpr int64_t kSlots = 32;             // slots of a key tile; tiles begin at multiples of 32 positions
+constexpr int64_t kHalfTile = kSlots / 2;  // slots that always lie in one panel: panels are multiples of it
+constexpr int64_t kChunk = 256;            // slots of one softmax; chunks are merged in ascending order
+constexpr int64_t kQueryRows = 120;        // query rows (positions times group) of a prefill item, at most
+constexpr int64_t kHeadRows = 60;          // query rows of a decode item, at most
 
-// A unit of work of one sequence. Decode: its one query position, over slots [begin, end), for some stored heads, tile
-// by tile and head by head, which is how memory lies. Prefill: query positions [begin, end) of one stored head, over
-// all keys.
-struct Unit {
+// Work of one sequence that one thread does at a time.
+//   decode    the one query position, over slots [begin, end), for `heads` heads from `head` on.
+//             It reads tile by tile, and within a tile head by head, which is the order of memory.
+//   prefill   query positions [begin, end) of one stored head, over all keys
+struct WorkItem {
     int32_t seq, head, heads;
     int64_t begin, end;
-    int64_t partial;  // decode: where its (m, l, O) go, one after the other for each query head
-    bool whole;       // decode: no other unit has keys of these heads, so it merges by itself
+    int64_t partial;  // decode: where (m, l, O) of its query heads go, one after the other
+    bool whole;       // decode: no other item has keys of these heads, so this one also merges
 };
 
 struct Merge {         // the partial results of one sequence and one stored head
-    int64_t first, n;  // units
+    int64_t first, n;  // decode items
     int32_t seq, head;
 };
 
-int64_t scratch_bytes(int64_t dim);  // that a thread needs
-
 struct Attention {
-    int64_t (*decode)(const AttentionArgs&, const Unit&, float* partials, uint8_t* scratch);  // bytes read
-    void (*merge)(const AttentionArgs&, const Unit* units, const Merge&, const float* partials);
-    int64_t (*prefill)(const AttentionArgs&, const Unit&, uint8_t* scratch);
+    // decode and prefill return the bytes of cells that they read.
+    int64_t (*decode)(const AttentionArgs&, const WorkItem&, float* partials, uint8_t* scratch);
+    void (*merge)(const AttentionArgs&, const WorkItem* items, const Merge&, const float* partials);
+    int64_t (*prefill)(const AttentionArgs&, const WorkItem&, uint8_t* scratch);
 };
 
 }  // namespace kvarn

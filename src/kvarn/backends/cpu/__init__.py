@@ -1,7 +1,7 @@
-"""The CPU backend: native kernels over the cache where it lies, and models recorded into native programs.
+"""The CPU backend: native kernels that read the cache in place, and models as native programs.
 
-Memory is the host's (backends/host.py) in large pages, with a native view of it; `program.py` runs models. Both use one
-pool of threads. Instruction sets are chosen at run time (kvarn.native).
+Memory is HostMemory (backends/host.py) in large pages, with a native view of it. `program.py` runs
+models. Both use one pool of threads. Instruction sets are chosen at run time (kvarn.native).
 """
 
 from kvarn import native
@@ -39,7 +39,7 @@ class Cpu:
                     f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cpu backend wants them equal; "
                     "use --backend reference"
                 )
-        return HostMemory(plan, self.kernels, native.arena)  # in large pages: a tile of keys is one of the small
+        return HostMemory(plan, self.kernels, native.arena)  # in large pages: a tile of keys fills a small one
 
     def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> CpuProgram:
         program = load_program(checkpoint, graph, self.pool, progress)

@@ -1,10 +1,12 @@
-"""From a model's fused kinds to a native program: buffers, and the forms of activations that matrices read.
+"""Emits a native program from a model's fused graph: buffers, and the input forms that matrices read.
 
-- A norm, a gate or an attention that feeds matrices also rounds its rows to what these multiply with: int8 codes, bf16.
-- Buffers are used again, by width, as soon as nobody reads what they hold; sums and gates stay where they are.
+- The rows that matrices read are rounded to the forms that these multiply with: int8 codes, bf16.
+  Norms and gates round their own rows; the rows of attention are rounded by an operation of their own.
+- A buffer is used again, for another value of the same width, after the last read of its value. Sums
+  and gates are computed in place.
 
-There is one set of rounded rows at a time, so a product comes right behind what it reads. Non-goal: deciding what is
-joined (graph/fuse.py).
+There is one set of rounded rows at a time, so a product directly follows the operation that it reads.
+Non-goal: deciding what is fused (graph/fuse.py).
 """
 
 from collections import Counter
@@ -20,12 +22,10 @@ from kvarn.graph.ops import Rope
 from kvarn.graph.record import Value
 from kvarn.models.rope import frequencies, magnitude
 
-GATES = {"silu": 0, "gelu": 1}  # as native/rows.hpp numbers them
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    matrices: Mapping[str, native.Weight]
+    matrices: Mapping[str, native.PackedMatrix]
     vectors: Mapping[str, Floats]  # norms and biases
 
 
@@ -38,19 +38,19 @@ def emit(fused: Sequence[Kind], norm_eps: float, weights: Weights, program: nati
 class _Emitter:
     def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, program: native.Program) -> None:
         self.eps, self.weights, self.program = norm_eps, weights, program
-        self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads to come
-        self.matrices: dict[Value, list[native.Weight]] = {}  # that read a value
+        self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads that are not emitted yet
+        self.matrices: dict[Value, list[native.PackedMatrix]] = {}  # value -> matrices that read it
         for kind in fused:
             if isinstance(kind, kinds.Product):
                 self.matrices[kind.x] = [weights.matrices[s.matrix] for s in kind.segments]
             elif isinstance(kind, kinds.Logits):
                 self.matrices.setdefault(kind.x, []).append(weights.matrices[kind.weight])
         self.buffers: dict[Value, int] = {}
-        self.free: dict[int, list[int]] = {}  # width -> buffers that nobody reads any more
+        self.free: dict[int, list[int]] = {}  # width -> buffers whose value is not read any more
         self.ropes: dict[Rope, int] = {}
         self.attended: dict[Value, int] = {}  # outputs of attention -> layer
-        self.rounded: Value | None = None  # whose forms stand ready
-        self.selected = False
+        self.rounded: Value | None = None  # the value whose rounded rows are current
+        self.wanted_rows_only = False
 
     def emit(self, kind: Kind) -> None:
         match kind:
@@ -59,12 +59,12 @@ class _Emitter:
                 self.program.embed(kind.weight, self.weights.matrices[kind.weight], out, kind.scale)
             case kinds.Norm():
                 source, out = self._read(kind.x), self._buffer(kind.out)
-                weight, forms = self.weights.vectors[kind.weight], self._forms(kind.out)
-                self.program.prepare(kind.weight, self.selected, source, out, weight, self.eps, *forms)
+                weight, forms = self.weights.vectors[kind.weight], self._input_forms(kind.out)
+                self.program.norm_round(kind.weight, self.wanted_rows_only, source, out, weight, self.eps, *forms)
             case kinds.NormAdd():
                 source, out = self._read(kind.x), self._replace(kind.into, kind.out)
                 weight = self.weights.vectors[kind.weight]
-                self.program.norm_add(kind.weight, self.selected, source, out, weight, self.eps)
+                self.program.norm_add(kind.weight, self.wanted_rows_only, source, out, weight, self.eps)
             case kinds.Product():
                 self._product(kind)
             case kinds.Attention():
@@ -73,16 +73,20 @@ class _Emitter:
                 self._select(kind)
             case kinds.Gate():
                 gate, up = self._replace(kind.gate, kind.out), self._read(kind.up)
-                name, activation, forms = f"gate {kind.out.id}", GATES[kind.activation], self._forms(kind.out)
-                self.program.gated(name, self.selected, gate, up, gate, activation, *forms)
+                name, activation, forms = (
+                    f"gate {kind.out.id}",
+                    native.Gate[kind.activation],
+                    self._input_forms(kind.out),
+                )
+                self.program.gated(name, self.wanted_rows_only, gate, up, gate, activation, *forms)
             case kinds.Add():
                 source, out = self._read(kind.x), self._replace(kind.into, kind.out)
-                self.program.add(f"add {kind.out.id}", self.selected, source, out)
+                self.program.add(f"add {kind.out.id}", self.wanted_rows_only, source, out)
             case kinds.Logits():
                 self._round(kind.x)
                 self._read(kind.x)
                 segment = (self.weights.matrices[kind.weight], None, -1, False)
-                self.program.linear("logits", self.selected, True, [segment])
+                self.program.linear("logits", self.wanted_rows_only, True, [segment])
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
@@ -92,7 +96,7 @@ class _Emitter:
         return self.buffers[value]
 
     def _read(self, value: Value) -> int:
-        """The buffer of a value that is read once more; it is free again after the last time."""
+        """The buffer of a value, for one read. After the last read the buffer is free."""
         self.left[value] -= 1
         if self.left[value]:
             return self.buffers[value]
@@ -104,23 +108,25 @@ class _Emitter:
         return buffer
 
     def _replace(self, value: Value, by: Value) -> int:
-        """The buffer of a value that is used up: another takes its place."""
+        """The buffer of a value that is not read again; `by` takes it over."""
         self.buffers[by] = self.buffers.pop(value)
         return self.buffers[by]
 
     # -- forms ---------------------------------------------------------------------------------------------------
 
-    def _forms(self, value: Value) -> tuple[bool, bool]:
-        """Whether the matrices that read this value want int8 codes, and bf16."""
+    def _input_forms(self, value: Value) -> tuple[bool, bool]:
+        """(needs_int8, needs_bf16) of the matrices that read this value."""
         self.rounded = value
         readers = self.matrices.get(value, [])
         return any(w.integer for w in readers), any(w.kind == "BF16" for w in readers)
 
     def _round(self, value: Value) -> None:
-        """Norms and gates round what they make; attention's rows are rounded when a product comes to read them."""
+        """Norms and gates have rounded their rows; round the rows of attention before a product reads them."""
         if value in self.attended:
-            buffer, forms = self.buffers[value], self._forms(value)
-            self.program.prepare(f"round {self.attended.pop(value)}", self.selected, buffer, buffer, None, 0.0, *forms)
+            buffer, forms = self.buffers[value], self._input_forms(value)
+            self.program.norm_round(
+                f"round {self.attended.pop(value)}", self.wanted_rows_only, buffer, buffer, None, 0.0, *forms
+            )
         if self.rounded != value:
             raise KvarnError("a product reads rows that are no longer the last ones rounded: no program for that")
 
@@ -135,12 +141,12 @@ class _Emitter:
             segments.append((self.weights.matrices[s.matrix], bias, out, s.into is not None))
         self._read(kind.x)
         names = "+".join(s.matrix.removesuffix(".weight") for s in kind.segments)
-        self.program.linear(names, self.selected, False, segments)
+        self.program.linear(names, self.wanted_rows_only, False, segments)
 
     def _attention(self, kind: kinds.Attention) -> None:
         q_norm, k_norm = (None if norm is None else self.weights.vectors[norm] for norm in (kind.q_norm, kind.k_norm))
         rope = -1 if kind.rope is None else self._rope_table(kind.rope)
-        out = self._buffer(kind.out)  # before q, k and v are let go: threads read them while others write
+        out = self._buffer(kind.out)  # before q, k and v are released: threads read them while others write
         q, k, v = (self._read(x) for x in (kind.q, kind.k, kind.v))
         name, layer, scale, eps = f"attention {kind.layer}", kind.layer, kind.scale, self.eps
         self.program.attention(name, layer, q, k, v, out, scale, rope, kind.heads, q_norm, k_norm, eps)
@@ -157,4 +163,4 @@ class _Emitter:
             fresh = self._buffer(value)
             self.program.select(f"select {value.id}", source, fresh)
             self.free.setdefault(value.width, []).append(source)
-        self.selected, self.rounded = True, None
+        self.wanted_rows_only, self.rounded = True, None

@@ -1,4 +1,4 @@
-"""The host's memory as native kernels see it: a view of pointers that is made once per cache."""
+"""The memory of a cache for native kernels: a view of pointers, made once per cache."""
 
 import numpy as np
 
@@ -9,12 +9,9 @@ from kvarn.backends.host import HostMemory, Store, Table
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
 
-CODECS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}  # as native/view.hpp numbers them
-
 
 class CpuMemory:
-    """`host` holds the arena and the tables; `view` points into them. Cells to write change with every step; all else
-    is persistent."""
+    """`host` has the arena and the tables; `view` points into them. Only the cells to write change per step."""
 
     def __init__(self, host: HostMemory) -> None:
         self.host = host
@@ -31,7 +28,7 @@ class CpuMemory:
     def apply(self, step: Step) -> None:
         self.host.apply(step)
         for group, table in enumerate(self.host.tables):
-            self.view.set_slots(group, table.cells)
+            self.view.set_cells(group, table.cells)
 
     def read_block(self, group: int, block: int) -> bytes:
         return self.host.read_block(group, block)
@@ -41,13 +38,13 @@ class CpuMemory:
 
 
 class CpuKernels:
-    """The kernels one by one. A program calls them natively, all layers in one go."""
+    """The kernels, one call each. A program calls them from native code, for all layers in one call."""
 
     def __init__(self, pool: native.Pool) -> None:
         self._pool = pool
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
-        spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2], v.shape[2])  # what is seen does not matter to a write
+        spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2], v.shape[2])  # a write does not look at the window
         store.counters.written += _view(store, table, spec).write(0, k, v)
 
     def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
@@ -69,7 +66,7 @@ def _view(store: Store, table: Table, spec: LayerSpec) -> native.CacheView:
     view = native.CacheView()
     _add_group(view, table, spec)
     _add_layer(view, store, 0)
-    view.set_slots(0, np.ascontiguousarray(table.cells))
+    view.set_cells(0, np.ascontiguousarray(table.cells))
     return view
 
 
@@ -80,4 +77,4 @@ def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
 
 
 def _add_layer(view: native.CacheView, store: Store, group: int) -> None:
-    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, CODECS[store.codec.name], group)
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, native.Codec[store.codec.name], group)

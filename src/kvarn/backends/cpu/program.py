@@ -1,4 +1,4 @@
-"""A model on the CPU backend: its calls recorded once, its weights packed once, a step as one native call."""
+"""A model on the CPU backend: recorded once, its weights packed once; a step is one native call."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.quants import grid_of
 from kvarn.models.config import ModelConfig
 
-LANES = 16  # output rows that are computed side by side: logits come in whole groups
+LINE = 16  # floats of a cache line
 
 
 class CpuProgram:
@@ -31,14 +31,14 @@ class CpuProgram:
         self._threads = pool.size
         self._program = native.Program(pool)
         emit(fuse(graph), config.norm_eps, weights, self._program)
-        self._hidden = graph.nodes[-1].inputs[0].width  # what logits are made of
+        self._hidden = graph.nodes[-1].inputs[0].width  # width of the rows that logits are computed from
         self._logits = np.empty(0, np.float32)  # of the last step
         self._tracing = False
         self._steps: list[Span] = []
 
     @property
     def nbytes(self) -> int:
-        """Of the weights; a tied embedding is counted once."""
+        """Bytes of the weights; a tied embedding is counted once."""
         matrices = sum(matrix.nbytes for matrix in self.weights.matrices.values())
         return matrices + sum(vector.nbytes for vector in self.weights.vectors.values())
 
@@ -65,11 +65,11 @@ class CpuProgram:
         return HostLogits(logits[:, : self._program.vocabulary])
 
     def _room_for(self, rows: int) -> Floats:
-        """Memory for logits, used again by the next step."""
-        width = align(self._program.vocabulary, LANES)
-        if len(self._logits) < rows * width + LANES:
-            self._logits = np.empty(rows * width + LANES, np.float32)
-        start = -self._logits.ctypes.data % 64 // 4  # whole cache lines
+        """Memory for logits; the next step overwrites it."""
+        width = align(self._program.vocabulary, native.GROUP_ROWS)
+        if len(self._logits) < rows * width + LINE:
+            self._logits = np.empty(rows * width + LINE, np.float32)
+        start = -self._logits.ctypes.data // 4 % LINE  # rows begin at a cache line
         return self._logits[start : start + rows * width].reshape(rows, width)
 
     def hidden(self, memory: CpuMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
@@ -79,7 +79,7 @@ class CpuProgram:
         return states
 
     def reserve(self, tokens: int) -> None:
-        """Workspaces for steps of so many tokens; a larger step grows them."""
+        """Allocate workspaces for steps of this many tokens; a larger step grows them."""
         self._program.reserve(tokens)
 
     def trace(self, on: bool) -> None:
@@ -92,9 +92,9 @@ class CpuProgram:
 
 
 def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progress: Progress = quiet) -> CpuProgram:
-    """Pack the weights that the graph needs, and emit it."""
+    """Pack the weights that the graph needs, and emit the program."""
     names = graph.weights
-    matrices: dict[str, native.Weight] = {}
+    matrices: dict[str, native.PackedMatrix] = {}
     vectors: dict[str, Floats] = {}
     for done, name in enumerate(names):
         progress("loading", done, len(names))
@@ -106,22 +106,22 @@ def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progre
     return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
-def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.Weight:
+def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.PackedMatrix:
     """The packed form of a matrix, or of its first rows."""
     stored = checkpoint.encoded(name)
     rows = np.ascontiguousarray(stored.rows[:most_rows])
     return native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))
 
 
-class Packed(NamedTuple):
+class PackedSize(NamedTuple):
     kind: str
     nbytes: int
 
 
-def packed_size(checkpoint: Checkpoint, name: str) -> Packed:
-    """What a tensor becomes in memory: seen by packing its first rows."""
+def packed_size(checkpoint: Checkpoint, name: str) -> PackedSize:
+    """Kind and bytes of a tensor in memory, from packing its first rows."""
     shape = checkpoint.shapes[name]
     if len(shape) == 1:
-        return Packed("F32", 4 * shape[0])
-    weight = pack(checkpoint, name, native.Pool(1), LANES)
-    return Packed(weight.kind, weight.nbytes * ceil_div(shape[0], LANES))
+        return PackedSize("F32", 4 * shape[0])
+    weight = pack(checkpoint, name, native.Pool(1), native.GROUP_ROWS)
+    return PackedSize(weight.kind, weight.nbytes * ceil_div(shape[0], native.GROUP_ROWS))

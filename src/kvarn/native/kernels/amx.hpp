@@ -1,6 +1,7 @@
-// AMX: eight tiles of 16 rows of 64 bytes, and products of them. Written as assembly with the memory each instruction
-// touches declared: the compilers' own intrinsics of these leave that out, and stores wander past them.
-// Tile shapes are constants, not what CPUID says: hypervisors hide that leaf.
+// AMX: eight tiles of 16 rows of 64 bytes, and products of them. This is assembly that declares the
+// memory each instruction touches. The compilers' intrinsics do not declare it, so the compiler may
+// move stores past them. Tile shapes are constants and do not come from CPUID, because hypervisors
+// hide that leaf.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ struct alignas(64) TileShapes {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // Tiles 0-3 hold results; 4 and 5 the left operand, of `depth` bytes a row; 6 and 7 the right one, four of those
-    // bytes a row.
+    // Tiles 0-3 hold results, 4 and 5 the left operand with `depth` bytes a row, 6 and 7 the right
+    // operand with depth / 4 rows.
     constexpr explicit TileShapes(int depth) {
         for (int t = 0; t < 8; ++t) {
             row_bytes[t] = uint16_t(t == 4 || t == 5 ? depth : 64);
@@ -23,7 +24,7 @@ struct alignas(64) TileShapes {
     }
 };
 
-class UseTiles {  // for as long as it lives, on this thread
+class UseTiles {  // configures the tiles of this thread while it exists
   public:
     explicit UseTiles(const TileShapes& shapes) { __asm__ volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
     ~UseTiles() { __asm__ volatile("tilerelease" ::: "memory"); }
@@ -44,7 +45,7 @@ inline void tile_store(void* p, int64_t stride) {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(T) : "memory");
 }
 template <int Sum, int A, int B>
-inline void tile_dot_int8() {  // both operands signed
+inline void tile_dot_int8() {  // both operands are signed
     __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
 template <int Sum, int A, int B>

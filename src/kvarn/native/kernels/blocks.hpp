@@ -1,56 +1,37 @@
-// Packed weights block by block: 32 columns of 16 rows as vectors of codes, their scales, and what a block adds to an
-// output. Included by linear.cpp; lives in the instruction set's namespace.
+// Packed weights block by block: 32 columns of 16 rows as vectors of codes, their scales, and what
+// a block adds to an output. Included by linear.cpp; in the instruction set's namespace.
 #pragma once
 
 #include "../linear.hpp"
 #include "bytes.hpp"
-#include "order.hpp"
+#include "sum_order.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
 
 constexpr bool from_table(Kind k) { return k == Kind::Table16 || k == Kind::Table32 || k == Kind::Table; }
-constexpr bool centred(Kind k) { return k == Kind::Q8_0 || from_table(k); }  // bytes are number + 128
-constexpr int bits_of_kind(Kind k) {
-    switch (k) {
-        case Kind::Q2_K:
-            return 2;
-        case Kind::Q3_K:
-            return 3;
-        case Kind::Q5_0:
-        case Kind::Q5_1:
-        case Kind::Q5_K:
-            return 5;
-        case Kind::Q6_K:
-            return 6;
-        case Kind::Q8_0:
-            return 8;
-        default:
-            return 4;
-    }
-}
+constexpr bool centred(Kind k) { return k == Kind::Q8_0 || from_table(k); }  // a byte is the number + 128
 constexpr int offset_of(Kind k) {
     if (centred(k)) return kSigned ? 0 : 128;
     return k == Kind::Q3_K ? 4 : k == Kind::Q4_0 ? 8 : k == Kind::Q5_0 ? 16 : k == Kind::Q6_K ? 32 : 0;
 }
-constexpr int block_bytes(Kind k) { return bits_of_kind(k) * 64; }
 
-// Bits kTo.. of all codes: pairs from two planes, or single bits from one.
+// Insert bits kTo.. of all codes: pairs of bits from two planes, or single bits from one.
 template <int kTo>
 inline void add_pairs(const uint8_t* planes, Bytes* w) {
     const Bytes first = load_bytes(planes), second = load_bytes(planes + 64);
-    w[0] = with_bits<2, 0, kTo>(w[0], first), w[1] = with_bits<2, 2, kTo>(w[1], first);
-    w[2] = with_bits<2, 4, kTo>(w[2], first), w[3] = with_bits<2, 6, kTo>(w[3], first);
-    w[4] = with_bits<2, 0, kTo>(w[4], second), w[5] = with_bits<2, 2, kTo>(w[5], second);
-    w[6] = with_bits<2, 4, kTo>(w[6], second), w[7] = with_bits<2, 6, kTo>(w[7], second);
+    w[0] = insert_bits<2, 0, kTo>(w[0], first), w[1] = insert_bits<2, 2, kTo>(w[1], first);
+    w[2] = insert_bits<2, 4, kTo>(w[2], first), w[3] = insert_bits<2, 6, kTo>(w[3], first);
+    w[4] = insert_bits<2, 0, kTo>(w[4], second), w[5] = insert_bits<2, 2, kTo>(w[5], second);
+    w[6] = insert_bits<2, 4, kTo>(w[6], second), w[7] = insert_bits<2, 6, kTo>(w[7], second);
 }
 template <int kTo>
 inline void add_singles(const uint8_t* p, Bytes* w) {
     const Bytes plane = load_bytes(p);
-    w[0] = with_bits<1, 0, kTo>(w[0], plane), w[1] = with_bits<1, 1, kTo>(w[1], plane);
-    w[2] = with_bits<1, 2, kTo>(w[2], plane), w[3] = with_bits<1, 3, kTo>(w[3], plane);
-    w[4] = with_bits<1, 4, kTo>(w[4], plane), w[5] = with_bits<1, 5, kTo>(w[5], plane);
-    w[6] = with_bits<1, 6, kTo>(w[6], plane), w[7] = with_bits<1, 7, kTo>(w[7], plane);
+    w[0] = insert_bits<1, 0, kTo>(w[0], plane), w[1] = insert_bits<1, 1, kTo>(w[1], plane);
+    w[2] = insert_bits<1, 2, kTo>(w[2], plane), w[3] = insert_bits<1, 3, kTo>(w[3], plane);
+    w[4] = insert_bits<1, 4, kTo>(w[4], plane), w[5] = insert_bits<1, 5, kTo>(w[5], plane);
+    w[6] = insert_bits<1, 6, kTo>(w[6], plane), w[7] = insert_bits<1, 7, kTo>(w[7], plane);
 }
 inline void take_nibbles(const uint8_t* p, Bytes* w) {
     for (int g = 0; g < 4; ++g) {
@@ -61,12 +42,12 @@ inline void take_nibbles(const uint8_t* p, Bytes* w) {
 }
 
 template <Kind K>
-inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, moved to the slice of rows
-    constexpr int kBits = bits_of_kind(K);
+inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, from the first row of the slice
+    constexpr int kBits = int(code_bits(K));
     if constexpr (kBits == 8) {
         for (int g = 0; g < 8; ++g) w[g] = load_bytes(p + g * 64);
     } else if constexpr (kBits < 4) {
-        for (int g = 0; g < 8; ++g) w[g] = no_bits();
+        for (int g = 0; g < 8; ++g) w[g] = zero_bytes();
         add_pairs<0>(p, w);
         if constexpr (kBits == 3) add_singles<2>(p + 128, w);
     } else {
@@ -74,57 +55,59 @@ inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's
         if constexpr (kBits == 5) add_singles<4>(p, w);
         if constexpr (kBits == 6) add_pairs<4>(p, w);
         if constexpr (from_table(K))
-            for (int g = 0; g < 8; ++g) w[g] = looked_up(table, w[g]);
+            for (int g = 0; g < 8; ++g) w[g] = lookup(table, w[g]);
     }
 }
 
-// Scales of block b for the slice of rows that begins at `row`.
+// Scales of block b for kFloatLanes rows from `row` on.
 template <Kind K>
 struct Scales {
-    Floats d, m;   // m: what is added (Q4_1) or subtracted (K types) per unit of dx * sumx
-    Ints sc, sc2;  // factors of d, where each 16 columns have their own
-    Ints mn, mn2;  // and of m
+    Floats d, m;   // m times dx * sumx is added (Q4_1, Q5_1) or subtracted (K types)
+    Ints sc, sc2;  // factors of d for both halves of the block, if they differ
+    Ints mn, mn2;  // factors of m, likewise
 
     inline Scales(const uint8_t* s, int64_t b, int row) {
-        if constexpr (K == Kind::Q4_0 || K == Kind::Q5_0 || K == Kind::Q8_0) {
-            d = halves(s + b * 32 + row * 2);
-        } else if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) {
-            d = halves(s + b * 64 + row * 2);
-            m = halves(s + b * 64 + 32 + row * 2);
-        } else if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
-            const uint8_t *super = s + b / 8 * 320, *sub = super + 64 + b % 8 * 32;
-            d = product(halves(super + row * 2), floats(unsigned_bytes(sub + row)));
-            m = product(halves(super + 32 + row * 2), floats(unsigned_bytes(sub + 16 + row)));
-        } else if constexpr (K == Kind::Q2_K) {
-            const uint8_t *super = s + b / 8 * 320, *sub = super + 64 + b % 8 * 32;
-            d = halves(super + row * 2);
-            m = halves(super + 32 + row * 2);
-            const Ints first = unsigned_bytes(sub + row), second = unsigned_bytes(sub + 16 + row);
-            sc = low_four(first), sc2 = low_four(second);
-            mn = past_four(first), mn2 = past_four(second);
-        } else if constexpr (K == Kind::Table32) {
-            const uint8_t* super = s + b / 8 * 192;
-            d = product(singles(super + row * 4), floats(signed_bytes(super + 64 + b % 8 * 16 + row)));
-        } else if constexpr (K == Kind::Table) {
-            d = singles(s + b * 64 + row * 4);
-        } else {  // Q3_K, Q6_K, Table16
-            constexpr int kHead = K == Kind::Table16 ? 64 : 32;
-            const uint8_t *super = s + b / 8 * (kHead + 256), *sub = super + kHead + b % 8 * 32;
-            if constexpr (K == Kind::Table16)
-                d = singles(super + row * 4);
+        constexpr ScaleLayout kLayout = scale_layout(K);
+        constexpr int64_t kBlocks = kLayout.blocks, kRecord = kLayout.record_bytes(), kMin = kLayout.min_offset();
+        constexpr int64_t kFactors = kLayout.factor_offset(), kFactorBytes = kLayout.factors * kGroup;
+        const uint8_t* record = s + b / kBlocks * kRecord;
+        if constexpr (kLayout.factors == 0) {
+            if constexpr (kLayout.d_bytes == 4)
+                d = load_floats(record + row * 4);
             else
-                d = halves(super + row * 2);
-            sc = signed_bytes(sub + row);
-            sc2 = signed_bytes(sub + 16 + row);
+                d = load_halves(record + row * 2);
+            if constexpr (kLayout.minima) m = load_halves(record + kMin + row * 2);
+            return;
+        }
+        const uint8_t* factors = record + kFactors + b % kBlocks * kFactorBytes;
+        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
+            d = mul(load_halves(record + row * 2), to_float(load_unsigned(factors + row)));
+            m = mul(load_halves(record + kMin + row * 2), to_float(load_unsigned(factors + kGroup + row)));
+        } else if constexpr (K == Kind::Q2_K) {
+            d = load_halves(record + row * 2);
+            m = load_halves(record + kMin + row * 2);
+            const Ints first = load_unsigned(factors + row), second = load_unsigned(factors + kGroup + row);
+            sc = low_nibble(first), sc2 = low_nibble(second);
+            mn = high_nibble(first), mn2 = high_nibble(second);
+        } else if constexpr (K == Kind::Table32) {
+            d = mul(load_floats(record + row * 4), to_float(load_signed(factors + row)));
+        } else {  // Q3_K, Q6_K, Table16
+            if constexpr (kLayout.d_bytes == 4)
+                d = load_floats(record + row * 4);
+            else
+                d = load_halves(record + row * 2);
+            sc = load_signed(factors + row);
+            sc2 = load_signed(factors + kGroup + row);
         }
     }
 };
 
-// The integer sum over half a block's columns. Two short chains are quicker than one: the products wait for each other.
+// The integer sum over half a block's columns. Two short chains are faster than one long chain, in
+// which each product waits for the one before.
 template <Kind K>
 inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int half) {
     constexpr int kOffset = offset_of(K);
-    Ints sum = ints(0);
+    Ints sum = set1_int(0);
     KVARN_UNROLL(4)
     for (int g = 4 * half; g < 4 * half + 4; ++g) {
         if constexpr (centred(K))
@@ -132,27 +115,28 @@ inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int
         else
             sum = dot(sum, w[g], x + 4 * g);
     }
-    if constexpr (kOffset != 0) sum = minus(sum, shifted<__builtin_ctz(kOffset)>(ints(meta.sum[half])));
+    if constexpr (kOffset != 0) sum = sub(sum, shift_left<__builtin_ctz(kOffset)>(set1_int(meta.sum[half])));
     return sum;
 }
 
 constexpr bool two_sums(Kind k) { return k == Kind::Q2_K || k == Kind::Q3_K || k == Kind::Q6_K || k == Kind::Table16; }
 
-// acc and one block's part of it: `a` and `b` are the block's integer sums, in one or, by halves, in two.
+// Adds one block to acc. `a` and `b` are the integer sums of its halves if two_sums, else both are
+// the sum of the block.
 template <Kind K>
 inline Floats scaled(Floats acc, const Scales<K>& s, const BlockMeta& meta, Ints a, Ints b) {
-    const Floats dx = same(meta.d);
-    if constexpr (two_sums(K)) {  // both halves as one integer below 2^24
-        acc = fmadd(product(s.d, dx), floats(plus(times(s.sc, a), times(s.sc2, b))), acc);
+    const Floats dx = set1_float(meta.d);
+    if constexpr (two_sums(K)) {  // the two halves become one integer below 2^24, exact in f32
+        acc = fma(mul(s.d, dx), to_float(add(mul(s.sc, a), mul(s.sc2, b))), acc);
         if constexpr (K == Kind::Q2_K) {
-            const Ints sums = plus(times(s.mn, ints(meta.sum[0])), times(s.mn2, ints(meta.sum[1])));
-            acc = fnmadd(product(s.m, dx), floats(sums), acc);
+            const Ints sums = add(mul(s.mn, set1_int(meta.sum[0])), mul(s.mn2, set1_int(meta.sum[1])));
+            acc = fnma(mul(s.m, dx), to_float(sums), acc);
         }
         return acc;
     } else {
-        acc = fmadd(product(s.d, dx), floats(a), acc);
-        if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) acc = fmadd(s.m, same(meta.s), acc);
-        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) acc = fnmadd(s.m, same(meta.s), acc);
+        acc = fma(mul(s.d, dx), to_float(a), acc);
+        if constexpr (K == Kind::Q4_1 || K == Kind::Q5_1) acc = fma(s.m, set1_float(meta.s), acc);
+        if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) acc = fnma(s.m, set1_float(meta.s), acc);
         return acc;
     }
 }
@@ -161,26 +145,27 @@ template <Kind K>
 inline Floats accumulate(Floats acc, const Bytes* w, const Scales<K>& s, const int8_t* x, const BlockMeta& meta) {
     const Ints a = half_sum<K>(w, x, meta, 0), b = half_sum<K>(w, x, meta, 1);
     if constexpr (two_sums(K)) return scaled<K>(acc, s, meta, a, b);
-    const Ints sum = plus(a, b);
+    const Ints sum = add(a, b);
     return scaled<K>(acc, s, meta, sum, sum);
 }
 
-constexpr int64_t kAhead = 8192;  // bytes of weights to expect ahead, when they come from memory
+constexpr int64_t kPrefetchDistance = 8192;  // bytes between the weights that are read and those that are prefetched
 
-// Some lines of what is coming, beside a block of rows: so many that memory keeps up, and the block hardly waits.
-inline void bring(Coming& c) {
-    if (c.piece == c.n) return;
-    const uint8_t* p = c.pieces[c.piece] + c.at;
+// Prefetches some cache lines of the queue. Called once per block of a product: this many lines
+// keep memory busy and hardly slow the product down.
+inline void prefetch_next(PrefetchQueue& queue) {
+    if (queue.next == queue.n_spans) return;
+    const uint8_t* p = queue.spans[queue.next] + queue.done;
     constexpr int kLines = 8;
-    for (int line = 0; line < kLines; ++line) expect(p + line * 64);
-    if ((c.at += kLines * 64) >= c.bytes) c.at = 0, ++c.piece;
+    for (int line = 0; line < kLines; ++line) prefetch_l2(p + line * 64);
+    if ((queue.done += kLines * 64) >= queue.span_bytes) queue.done = 0, ++queue.next;
 }
 
 inline void write_row(const Output& y, int64_t row, int64_t column, Floats acc) {
     float* p = y.data + row * y.stride + column;
-    if (y.bias) acc = sum(acc, singles(reinterpret_cast<const uint8_t*>(y.bias + column)));
-    if (y.add) acc = sum(acc, singles(reinterpret_cast<const uint8_t*>(p)));
-    put(p, acc);
+    if (y.bias) acc = add(acc, load_floats(reinterpret_cast<const uint8_t*>(y.bias + column)));
+    if (y.add) acc = add(acc, load_floats(reinterpret_cast<const uint8_t*>(p)));
+    store(p, acc);
 }
 
 inline void write_lanes(const Output& y, int64_t row, int64_t column, F acc) {

@@ -1,6 +1,7 @@
-// The integer side of a vector unit: 64 bytes of codes at a time where the registers have them, else 32. Lanes are
-// output rows, four columns to a lane; a sum over a block is an exact integer whichever way it is computed.
-// Included by linear.cpp; lives in the instruction set's namespace.
+// Integer arithmetic over packed codes: 64 bytes at a time with AVX-512, else 32, or arrays. Lanes
+// are output rows, with four columns to a lane. The sum over a block is an exact integer on every
+// path. The words are those of simd.hpp; load_* and set1_* differ because these registers can be
+// narrower than F and I. Included by linear.cpp; in the instruction set's namespace.
 #pragma once
 
 #include "simd.hpp"
@@ -10,69 +11,69 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-constexpr int L = 16;
+constexpr int kFloatLanes = 16;
 using Bytes = __m512i;
 using Ints = __m512i;
 using Floats = __m512;
-constexpr bool kSigned = false;  // 8-bit codes stay code + 128, and the sum is corrected
-constexpr bool kWide = true;     // 32 registers: sixteen accumulators beside the codes
+constexpr bool kSigned = false;  // 8-bit codes stay code + 128; half_sum corrects the sum
+constexpr bool kWide = true;     // 32 registers: room for 16 accumulators beside the codes
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
 template <int kBy>
-inline Bytes moved(Bytes x) {  // to the left; what crosses from byte to byte is masked by the caller
+inline Bytes shift_bits(Bytes x) {  // to the left; the caller masks bits that cross into another byte
     if constexpr (kBy < 0) return _mm512_srli_epi16(x, -kBy);
     if constexpr (kBy > 0) return _mm512_slli_epi16(x, kBy);
     return x;
 }
 template <int kBits, int kFrom, int kTo>
-inline Bytes with_bits(Bytes code, Bytes plane) {  // bits kFrom.. of the plane as bits kTo.. of the code
+inline Bytes insert_bits(Bytes code, Bytes plane) {  // bits kFrom.. of the plane as bits kTo.. of the code
     const Bytes mask = _mm512_set1_epi8(((1 << kBits) - 1) << kTo);
-    return _mm512_ternarylogic_epi64(code, moved<kTo - kFrom>(plane), mask, 0xf8);  // a | (b & c)
+    return _mm512_ternarylogic_epi64(code, shift_bits<kTo - kFrom>(plane), mask, 0xf8);  // a | (b & c)
 }
-inline Bytes no_bits() { return _mm512_setzero_si512(); }
-inline Bytes sixteen(const uint8_t* p) {
+inline Bytes zero_bytes() { return _mm512_setzero_si512(); }
+inline Bytes broadcast_16(const uint8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline Bytes looked_up(Bytes table, Bytes places) { return _mm512_shuffle_epi8(table, places); }
+inline Bytes lookup(Bytes table, Bytes places) { return _mm512_shuffle_epi8(table, places); }
 inline Ints dot(Ints acc, Bytes w, const int8_t* x) {
     int32_t four;
     memcpy(&four, x, 4);
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
 }
 inline Ints dot8(Ints acc, Bytes w, const int8_t* x) { return dot(acc, w, x); }
-inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
-inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-inline Ints minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+inline Ints set1_int(int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 template <int kBits>
-inline Ints shifted(Ints a) {
+inline Ints shift_left(Ints a) {
     return _mm512_slli_epi32(a, kBits);
 }
-inline Ints times(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
-inline Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
-inline Floats same(float x) { return _mm512_set1_ps(x); }
-inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
-inline Floats product(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-inline Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-inline Floats halves(const uint8_t* p) {
+inline Ints mul(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
+inline Floats to_float(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Floats set1_float(float x) { return _mm512_set1_ps(x); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats load_halves(const uint8_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline Floats singles(const uint8_t* p) { return _mm512_loadu_ps(p); }
-inline Ints unsigned_bytes(const uint8_t* p) {
+inline Floats load_floats(const uint8_t* p) { return _mm512_loadu_ps(p); }
+inline Ints load_unsigned(const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline Ints signed_bytes(const uint8_t* p) {
+inline Ints load_signed(const uint8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline Ints low_four(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32(15)); }
-inline Ints past_four(Ints x) { return _mm512_srli_epi32(x, 4); }
-inline void put(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Ints low_nibble(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32(15)); }
+inline Ints high_nibble(Ints x) { return _mm512_srli_epi32(x, 4); }
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 
 #elif defined(__AVX2__)
 
-constexpr int L = 8;
+constexpr int kFloatLanes = 8;
 using Bytes = __m256i;
 using Ints = __m256i;
 using Floats = __m256;
@@ -83,66 +84,68 @@ inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpre
 inline Bytes low_nibbles(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 template <int kBy>
-inline Bytes moved(Bytes x) {
+inline Bytes shift_bits(Bytes x) {
     if constexpr (kBy < 0) return _mm256_srli_epi16(x, -kBy);
     if constexpr (kBy > 0) return _mm256_slli_epi16(x, kBy);
     return x;
 }
 template <int kBits, int kFrom, int kTo>
-inline Bytes with_bits(Bytes code, Bytes plane) {
+inline Bytes insert_bits(Bytes code, Bytes plane) {
     const Bytes mask = _mm256_set1_epi8(((1 << kBits) - 1) << kTo);
-    return _mm256_or_si256(code, _mm256_and_si256(moved<kTo - kFrom>(plane), mask));
+    return _mm256_or_si256(code, _mm256_and_si256(shift_bits<kTo - kFrom>(plane), mask));
 }
-inline Bytes no_bits() { return _mm256_setzero_si256(); }
-inline Bytes sixteen(const uint8_t* p) {
+inline Bytes zero_bytes() { return _mm256_setzero_si256(); }
+inline Bytes broadcast_16(const uint8_t* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline Bytes looked_up(Bytes table, Bytes places) { return _mm256_shuffle_epi8(table, places); }
-inline Bytes four_bytes(const int8_t* x) {
+inline Bytes lookup(Bytes table, Bytes places) { return _mm256_shuffle_epi8(table, places); }
+inline Bytes broadcast_4(const int8_t* x) {
     int32_t four;
     memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
-inline Ints dot(Ints acc, Bytes w, const int8_t* x) {  // codes below 64: pairs cannot saturate 16 bits
-    const Bytes pairs = _mm256_maddubs_epi16(w, four_bytes(x));
+inline Ints dot(Ints acc, Bytes w, const int8_t* x) {  // codes are below 64: pairs do not saturate 16 bits
+    const Bytes pairs = _mm256_maddubs_epi16(w, broadcast_4(x));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 inline Ints dot8(Ints acc, Bytes w, const int8_t* x) {  // |code| <= 128, |x| <= 127: 2 * 128 * 127 fits 16 bits
     const Bytes code = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(0x80)));
-    const Bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(four_bytes(x), code));
+    const Bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(broadcast_4(x), code));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
-inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
-inline Ints minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
+inline Ints set1_int(int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Ints sub(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 template <int kBits>
-inline Ints shifted(Ints a) {
+inline Ints shift_left(Ints a) {
     return _mm256_slli_epi32(a, kBits);
 }
-inline Ints times(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
-inline Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
-inline Floats same(float x) { return _mm256_set1_ps(x); }
-inline Floats fmadd(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-inline Floats fnmadd(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
-inline Floats product(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
-inline Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
-inline Floats halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-inline Floats singles(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
-inline Ints unsigned_bytes(const uint8_t* p) {
+inline Ints mul(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
+inline Floats to_float(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Floats set1_float(float x) { return _mm256_set1_ps(x); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats fnma(Floats a, Floats b, Floats c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats load_halves(const uint8_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Floats load_floats(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+inline Ints load_unsigned(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
-inline Ints signed_bytes(const uint8_t* p) {
+inline Ints load_signed(const uint8_t* p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
-inline Ints low_four(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32(15)); }
-inline Ints past_four(Ints x) { return _mm256_srli_epi32(x, 4); }
-inline void put(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+inline Ints low_nibble(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32(15)); }
+inline Ints high_nibble(Ints x) { return _mm256_srli_epi32(x, 4); }
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 
 #else
 
-constexpr int L = 16;
+constexpr int kFloatLanes = 16;
 struct Bytes {
-    uint8_t v[4 * L];
+    uint8_t v[4 * kFloatLanes];
 };
 using Ints = I;
 using Floats = F;
@@ -163,91 +166,86 @@ inline Bytes high_nibbles(Bytes x) {
     return x;
 }
 template <int kBits, int kFrom, int kTo>
-inline Bytes with_bits(Bytes code, Bytes plane) {
-    for (int i = 0; i < 4 * L; ++i)
+inline Bytes insert_bits(Bytes code, Bytes plane) {
+    for (int i = 0; i < 4 * kFloatLanes; ++i)
         code.v[i] = uint8_t(code.v[i] | (((plane.v[i] >> kFrom) & ((1u << kBits) - 1u)) << kTo));
     return code;
 }
-inline Bytes no_bits() { return {}; }
-inline Bytes sixteen(const uint8_t* p) {  // only the first sixteen are looked at
+inline Bytes zero_bytes() { return {}; }
+inline Bytes broadcast_16(const uint8_t* p) {  // lookup() uses only the first 16
     Bytes b{};
     memcpy(b.v, p, 16);
     return b;
 }
-inline Bytes looked_up(const Bytes& table, Bytes places) {
+inline Bytes lookup(const Bytes& table, Bytes places) {
     for (uint8_t& b : places.v) b = table.v[b];
     return places;
 }
 inline Ints dot(Ints acc, const Bytes& w, const int8_t* x) {
-    for (int i = 0; i < L; ++i)
+    for (int i = 0; i < kFloatLanes; ++i)
         acc.v[i] += w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
     return acc;
 }
 inline Ints dot8(Ints acc, const Bytes& w, const int8_t* x) {
-    for (int i = 0; i < L; ++i)
+    for (int i = 0; i < kFloatLanes; ++i)
         for (int j = 0; j < 4; ++j) acc.v[i] += (int(w.v[4 * i + j]) - 128) * x[j];
     return acc;
 }
-inline Ints ints(int32_t x) {
+inline Ints set1_int(int32_t x) {
     Ints r;
     for (int32_t& v : r.v) v = x;
     return r;
 }
-inline Ints plus(Ints a, Ints b) {
-    for (int i = 0; i < L; ++i) a.v[i] += b.v[i];
+inline Ints add(Ints a, Ints b) {
+    for (int i = 0; i < kFloatLanes; ++i) a.v[i] += b.v[i];
     return a;
 }
-inline Ints minus(Ints a, Ints b) {
-    for (int i = 0; i < L; ++i) a.v[i] -= b.v[i];
+inline Ints sub(Ints a, Ints b) {
+    for (int i = 0; i < kFloatLanes; ++i) a.v[i] -= b.v[i];
     return a;
 }
 template <int kBits>
-inline Ints shifted(Ints a) {
+inline Ints shift_left(Ints a) {
     for (int32_t& v : a.v) v *= 1 << kBits;
     return a;
 }
-inline Ints times(Ints a, Ints b) {
-    for (int i = 0; i < L; ++i) a.v[i] *= b.v[i];
+inline Ints mul(Ints a, Ints b) {
+    for (int i = 0; i < kFloatLanes; ++i) a.v[i] *= b.v[i];
     return a;
 }
-inline Floats floats(Ints x) { return to_float(x); }
-inline Floats same(float x) { return set1(x); }
-inline Floats fmadd(Floats a, Floats b, Floats c) { return fma(a, b, c); }
-inline Floats fnmadd(Floats a, Floats b, Floats c) {
+inline Floats set1_float(float x) { return set1(x); }
+inline Floats fnma(Floats a, Floats b, Floats c) {
     for (float& v : a.v) v = -v;
     return fma(a, b, c);
 }
-inline Floats product(Floats a, Floats b) { return mul(a, b); }
-inline Floats sum(Floats a, Floats b) { return add(a, b); }
-inline Floats halves(const uint8_t* p) {
-    uint16_t h[L];
+inline Floats load_halves(const uint8_t* p) {
+    uint16_t h[kFloatLanes];
     memcpy(h, p, sizeof h);
     return load_f16(h);
 }
-inline Floats singles(const uint8_t* p) {
+inline Floats load_floats(const uint8_t* p) {
     Floats r;
     memcpy(r.v, p, sizeof r.v);
     return r;
 }
-inline Ints unsigned_bytes(const uint8_t* p) {
+inline Ints load_unsigned(const uint8_t* p) {
     Ints r;
-    for (int i = 0; i < L; ++i) r.v[i] = p[i];
+    for (int i = 0; i < kFloatLanes; ++i) r.v[i] = p[i];
     return r;
 }
-inline Ints signed_bytes(const uint8_t* p) {
+inline Ints load_signed(const uint8_t* p) {
     Ints r;
-    for (int i = 0; i < L; ++i) r.v[i] = int8_t(p[i]);
+    for (int i = 0; i < kFloatLanes; ++i) r.v[i] = int8_t(p[i]);
     return r;
 }
-inline Ints low_four(Ints x) {
+inline Ints low_nibble(Ints x) {
     for (int32_t& v : x.v) v &= 15;
     return x;
 }
-inline Ints past_four(Ints x) {
+inline Ints high_nibble(Ints x) {
     for (int32_t& v : x.v) v >>= 4;
     return x;
 }
-inline void put(float* p, Floats x) { store(p, x); }
 
 #endif
 

@@ -3,15 +3,17 @@
 
 #include <vector>
 
+#include "../base.hpp"
 #include "../isa.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
 
-constexpr int64_t kSums = 8;                // of one output
-constexpr int64_t kRows = 2, kColumns = 4;  // outputs at a time: their sums are independent
+constexpr int64_t kSums = 8;                // partial sums of one output
+constexpr int64_t kRows = 2, kColumns = 4;  // outputs computed together: their sums are independent
 
-// Outputs of kM rows of a with kN rows of b, all widened and padded with zeros to `k`, a multiple of kSums.
+// Outputs of kM rows of a with kN rows of b. All are widened, and padded with zeros to `k`, a
+// multiple of kSums.
 template <int64_t kM, int64_t kN>
 void outputs(const double* a, const double* b, int64_t k, int64_t stride, float* out) {
     double sums[kM][kN][kSums] = {};
@@ -27,7 +29,7 @@ void outputs(const double* a, const double* b, int64_t k, int64_t stride, float*
         }
 }
 
-// Padding adds +0 to sums that began at +0: it changes nothing.
+// Padding adds +0 to sums that began at +0, which changes nothing.
 void widen(const float* x, int64_t rows, int64_t k, int64_t padded, double* out) {
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t i = 0; i < k; ++i) out[row * padded + i] = double(x[row * k + i]);
@@ -42,7 +44,7 @@ void columns(const std::vector<double>& a, const double* b, int64_t m, int64_t k
     for (; row < m; ++row) outputs<1, kN>(&a[size_t(row * k)], b, k, stride, out + row * stride);
 }
 
-// Some rows of a at a time, so that they stay in the cache while b passes by.
+// Some rows of a, few enough to stay in the cache while b is read.
 void some_rows(const float* a, const float* b, int64_t m, int64_t n, int64_t k, int64_t stride, float* out) {
     const int64_t padded = (k + kSums - 1) / kSums * kSums;
     std::vector<double> left(size_t(m * padded)), right(size_t(kColumns * padded));

@@ -1,5 +1,6 @@
-// Decode over cells where they lie: keys whose slots are contiguous ([dim][32]), values whose dims are ([slot][dim]).
-// The same chains as over staged tiles, so the same bits. Included by attention.cpp.
+// Decode that reads cells in place, without staging: keys whose slots are contiguous ([dim][32]),
+// values whose dims are contiguous ([slot][dim]). The order of sums is that of staged tiles, so the
+// bits are the same. Included by attention.cpp.
 #pragma once
 
 #include "products.hpp"
@@ -17,11 +18,11 @@ bool values_readable(const StoreView& s) {
     return s.vs.dim == 1 && s.dim % kLanes == 0;
 }
 
-// Cells that will be read soon. Cores with AMX gain a fifth of attention by it; a Zen 4 loses a fifth of the step,
-// being quicker at guessing (docs/journal.md).
-inline void coming([[maybe_unused]] const uint8_t* p) {
+// Software prefetch of cells, only on machines with AMX: it makes attention a fifth faster there.
+// On Zen 4 it costs 20 % of a step: its hardware prefetcher is better (docs/journal.md).
+inline void prefetch_cells([[maybe_unused]] const uint8_t* p) {
 #if defined(KVARN_AMX)
-    expect(p);
+    prefetch_l2(p);
 #endif
 }
 
@@ -29,13 +30,13 @@ template <Math C>
 constexpr bool kDotInPlace = kDotUnit && codec(C) == Codec::BF16 && !tiled(C);
 
 template <Math C>
-inline F a_number(const void* a, int64_t i) {  // of q or p, in all lanes
+inline F a_number(const void* a, int64_t i) {  // number i of q or p, in all lanes
     if constexpr (pairs(C)) return set1(widen_bf16(static_cast<const uint16_t*>(a)[i]));
     return set1(static_cast<const float*>(a)[i]);
 }
 
 #if defined(__AVX512BF16__)
-// 32 numbers whose bf16 pairs were put side by side by unpacklo and unpackhi, in order again.
+// Stores 32 numbers in order. unpacklo and unpackhi had paired up bf16 within each 128-bit lane.
 inline void store_unpacked(float* out, F a, F b) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -46,7 +47,7 @@ inline void store_unpacked(float* out, F a, F b) {
 
 template <Math C, int G>
 inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const uint8_t* q, int64_t depth, float* s,
-                            const uint8_t* ahead) {
+                            const uint8_t* next_cells) {
     F acc[G][2];
     for (int r = 0; r < G; ++r) acc[r][0] = acc[r][1] = zero();
     const auto row = [&](int64_t r) { return q + r * depth * a_bytes<C>(); };
@@ -54,8 +55,8 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
     if constexpr (kDotInPlace<C>) {
         const auto* p = reinterpret_cast<const uint16_t*>(k);
         for (int64_t d = 0; d < dim; d += 2) {
-            coming(ahead + d * kSlots * 2);
-            coming(ahead + (d + 1) * kSlots * 2);
+            prefetch_cells(next_cells + d * kSlots * 2);
+            prefetch_cells(next_cells + (d + 1) * kSlots * 2);
             const __m512i x = _mm512_loadu_si512(p + d * stride), y = _mm512_loadu_si512(p + (d + 1) * stride);
             const auto lo = (__m512bh)_mm512_unpacklo_epi16(x, y), hi = (__m512bh)_mm512_unpackhi_epi16(x, y);
             for (int r = 0; r < G; ++r) {
@@ -70,7 +71,7 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
 #endif
     constexpr bool kSplit = codec(C) == Codec::BF16;  // even slots in one register, odd ones in the other
     in_turn<tiled(C)>(acc, dim, [&](F(&sums)[G][2], int64_t d) {
-        coming(ahead + d * kSlots * cell_bytes(codec(C)));
+        prefetch_cells(next_cells + d * kSlots * cell_bytes(codec(C)));
         const uint8_t* p = k + d * stride * cell_bytes(codec(C));
         const auto* halves = reinterpret_cast<const uint16_t*>(p);
         const F b0 = kSplit ? even_bf16(halves) : load_cells<C>(p);
@@ -87,7 +88,7 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
     }
 }
 
-// fn<G>(row) for rows [first, first + rows), G at a time.
+// Calls fn<G>(row) for rows [first, first + rows), G rows at a time.
 template <typename Fn>
 inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
     int64_t r = first;
@@ -102,37 +103,38 @@ inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
 
 template <Math C>
 void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t first, int64_t rows, int64_t depth,
-                   int64_t column, const uint8_t* ahead) {
+                   int64_t column, const uint8_t* next_cells) {
     by_rows(first, rows, [&]<int G>(int64_t r) {
         scores_in_place<C, G>(t.k[0], st.ks.dim, st.dim, x.q + r * depth * a_bytes<C>(), depth,
-                              x.s + r * kChunk + column, ahead);
+                              x.s + r * kChunk + column, next_cells);
     });
 }
 
-struct ValueTile {  // 32 rows of cells in two halves
+struct ValueTile {  // 32 slots of values, in two halves
     const uint8_t* half[2];
-    int64_t stride;  // bytes from slot to slot
+    int64_t stride;  // bytes from one slot to the next
 };
 
-// Pairs of 16 dims come out of the registers interleaved where 32 were read at once; `in_order` undoes that at the end.
+// Whether a load of 32 dims gives two registers of 16 interleaved dims. `in_order` undoes that at
+// the end.
 template <Math C, int N>
 constexpr bool kInterleaved = codec(C) == Codec::BF16 && N % 2 == 0;
 
-// One tile's part of N * 16 dims from `d`, added to acc, of G rows; p has kChunk numbers a row.
+// Adds one tile to the sums of G rows, for N * 16 dims from `d` on. p has kChunk numbers a row.
 template <Math C, int G, int N>
 inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t width,
-                            const uint8_t* ahead) {
+                            const uint8_t* next_cells) {
     constexpr int64_t kBytes = cell_bytes(codec(C));
     F acc[G][N];
     for (int r = 0; r < G; ++r)
         for (int i = 0; i < N; ++i) acc[r][i] = load(sums + r * width + d + i * kLanes);
     const auto row = [&](int64_t r) { return p + r * kChunk * a_bytes<C>(); };
-    ahead += d * kSlots * kBytes;
+    next_cells += d * kSlots * kBytes;
     const auto cells_of = [&](int64_t s) { return tile.half[s / 16] + (s % 16) * tile.stride + d * kBytes; };
     if constexpr (kDotInPlace<C> && kInterleaved<C, N>) {
 #if defined(__AVX512BF16__)
         for (int64_t s = 0; s < kSlots; s += 2) {
-            for (int i = 0; i < N; ++i) coming(ahead + (s * N + 2 * i) * kLanes * kBytes);
+            for (int i = 0; i < N; ++i) prefetch_cells(next_cells + (s * N + 2 * i) * kLanes * kBytes);
             const uint8_t *even = cells_of(s), *odd = even + tile.stride;
             __m512bh b[N];
             for (int i = 0; i < N; i += 2) {
@@ -149,7 +151,7 @@ inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, 
     } else {
         in_turn<tiled(C)>(acc, kSlots, [&](F(&chain)[G][N], int64_t s) {
             const uint8_t* cells = cells_of(s);
-            for (int i = 0; i < N; i += 2) coming(ahead + (s * N + i) * kLanes * kBytes);
+            for (int i = 0; i < N; i += 2) prefetch_cells(next_cells + (s * N + i) * kLanes * kBytes);
             F b[N];
             if constexpr (kInterleaved<C, N>) {
                 for (int i = 0; i < N; i += 2) {
@@ -182,11 +184,11 @@ inline void by_dims(int64_t dim, Fn&& fn) {
 
 template <Math C>
 void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x, int64_t first,
-                   int64_t rows, int64_t width, const uint8_t* ahead) {
+                   int64_t rows, int64_t width, const uint8_t* next_cells) {
     constexpr int64_t kBytes = cell_bytes(codec(C));
     const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
     ValueTile v{{t.v[0], t.v[1]}, step};
-    if (seen != ~0u) {  // a boundary tile: rows that may not be seen are zeros
+    if (seen != ~0u) {  // a tile at the edge: copy it, with zeros for slots that are not visible
         for (int64_t s = 0; s < kSlots; ++s) {
             if ((seen >> s) & 1u)
                 memcpy(x.v + s * row, t.v[s / 16] + (s % 16) * step, size_t(row));
@@ -198,11 +200,11 @@ void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t
     by_rows(first, rows, [&]<int G>(int64_t r) {
         const uint8_t* p = x.p + (r * kChunk + index * kSlots) * a_bytes<C>();
         by_dims(a.store.dim,
-                [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * width, width, ahead); });
+                [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * width, width, next_cells); });
     });
 }
 
-// The sums of values_in_place with their dims in order.
+// Copies the sums of values_in_place with their dims in order.
 template <Math C>
 void in_order(const float* sums, int64_t dim, float* out) {
     by_dims(dim, [&]<int N>(int64_t d) {

@@ -1,29 +1,31 @@
 // Compiled once per instruction set; see linear.hpp.
+#include "amx_linear.hpp"
 #include "blocks.hpp"
-#include "matrix_linear.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
 
-// R rows of one activation tile with one group of weights, which the first tile brings in from memory.
+// R rows of one activation tile with one group of weights. The first tile reads the weights from
+// memory, and prefetches.
 template <Kind K, int R>
-void tile(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index, bool from_memory,
-          Coming& coming) {
+void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index,
+          bool from_memory, PrefetchQueue& queue) {
     constexpr int kStep = kWide ? R : (R < 4 ? R : 4);  // 8 code vectors and the accumulators stay in registers
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
     const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
-    const Bytes table = sixteen(w.table);
+    const Bytes table = broadcast_16(w.table);
     for (int r0 = 0; r0 < R; r0 += kStep) {
         const int8_t* xs = x.codes + tile_index * x.blocks * stride + r0 * kBlock;
         const BlockMeta* meta = x.meta + tile_index * x.blocks * x.height + r0;
-        for (int row = 0; row < int(kGroup); row += L) {
+        for (int row = 0; row < int(kGroup); row += kFloatLanes) {
             Floats acc[kStep];
-            for (int r = 0; r < kStep; ++r) acc[r] = same(0.0f);
+            for (int r = 0; r < kStep; ++r) acc[r] = set1_float(0.0f);
             for (int64_t b = 0; b < w.blocks; ++b) {
-                const uint8_t* p = codes + b * block_bytes(K);
-                if (from_memory && r0 == 0 && row == 0)  // scales and codes of this group, then of the next
-                    for (int64_t line = 0; line < share; line += 64) expect(scales + b * share + kAhead + line);
-                if constexpr (kWide && R == 16) bring(coming);
+                const uint8_t* p = codes + b * code_bytes(K);
+                if (from_memory && r0 == 0 && row == 0)  // prefetch this group, and at its end the next one
+                    for (int64_t line = 0; line < share; line += 64)
+                        prefetch_l2(scales + b * share + kPrefetchDistance + line);
+                if constexpr (kWide && R == 16) prefetch_next(queue);
                 Bytes v[8];
                 unpack<K>(p + row * 4, table, v);
                 const Scales<K> s(scales, b, row);
@@ -34,54 +36,55 @@ void tile(const Packed& w, const Activations& x, const Output& y, int64_t group,
             }
             const int64_t at = tile_index * kTile + r0;
             KVARN_UNROLL(16)
-            for (int r = 0; r < kStep; ++r)  // unrolled, so that the sums can stay in registers
+            for (int r = 0; r < kStep; ++r)  // unrolled, so that the sums stay in registers
                 if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
         }
     }
 }
 
 template <Kind K>
-void multiply_integers(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
+void multiply_integers(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r,
+                       PrefetchQueue& queue) {
 #if defined(KVARN_AMX)
-    if (x.rows - r.tile_begin * kTile > kFewRows) return tile_integers<K>(w, x, y, r, coming);
+    if (x.rows - r.tile_begin * kTile > kFewRows) return tile_integers<K>(w, x, y, r, queue);
 #endif
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         for (int64_t t = r.tile_begin; t < r.tile_end; ++t) {
             const int64_t left = smaller(x.rows - t * kTile, kTile);
             if (left > 8)
-                tile<K, 16>(w, x, y, group, t, t == r.tile_begin, coming);
+                tile<K, 16>(w, x, y, group, t, t == r.tile_begin, queue);
             else if (left > 4)
-                tile<K, 8>(w, x, y, group, t, t == r.tile_begin, coming);
+                tile<K, 8>(w, x, y, group, t, t == r.tile_begin, queue);
             else if (left > 2)
-                tile<K, 4>(w, x, y, group, t, t == r.tile_begin, coming);
+                tile<K, 4>(w, x, y, group, t, t == r.tile_begin, queue);
             else if (left > 1)
-                tile<K, 2>(w, x, y, group, t, t == r.tile_begin, coming);
+                tile<K, 2>(w, x, y, group, t, t == r.tile_begin, queue);
             else
-                tile<K, 1>(w, x, y, group, t, t == r.tile_begin, coming);
+                tile<K, 1>(w, x, y, group, t, t == r.tile_begin, queue);
         }
     }
 }
 
-// -- floating-point weights: one chain per output, lanes being rows ---------------------------------------------------
+// -- floating-point weights: one chain per output, lanes are rows
 
-template <Order O, int R>
-void bf16_rows(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t first) {
+template <SumOrder O, int R>
+void bf16_rows(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t first) {
     F acc[R][1];
     for (int r = 0; r < R; ++r) acc[r][0] = zero();
     const auto* codes = reinterpret_cast<const uint16_t*>(w.codes(group));  // pairs of columns: [pair][row][2]
     const int64_t width = x.blocks * kBlock;
     const uint16_t* a = x.bf16 + first * width;
-    if constexpr (O == Order::Pairs && kDotUnit) {
+    if constexpr (O == SumOrder::Pairs && kDotUnit) {
 #if defined(__AVX512BF16__)
         for (int64_t c = 0; c < width; c += 2) {
-            if constexpr (R == 1) prefetch(reinterpret_cast<const uint8_t*>(codes + c * 16) + kAhead);
+            if constexpr (R == 1) prefetch_l1(reinterpret_cast<const uint8_t*>(codes + c * 16) + kPrefetchDistance);
             const auto b = (__m512bh)_mm512_loadu_si512(codes + c * 16);
             for (int r = 0; r < R; ++r) acc[r][0].v = _mm512_dpbf16_ps(acc[r][0].v, b, pair_at(a + r * width + c));
         }
 #endif
     } else {
-        in_turn<O == Order::Tiles>(acc, width, [&](F(&sums)[R][1], int64_t c) {
-            if constexpr (R == 1) prefetch(reinterpret_cast<const uint8_t*>(codes + c * 16) + kAhead);
+        in_turn<O == SumOrder::Tiles>(acc, width, [&](F(&sums)[R][1], int64_t c) {
+            if constexpr (R == 1) prefetch_l1(reinterpret_cast<const uint8_t*>(codes + c * 16) + kPrefetchDistance);
             const F b = c % 2 ? odd_bf16(codes + (c - 1) * 16) : even_bf16(codes + c * 16);
             for (int r = 0; r < R; ++r) sums[r][0] = fma(b, set1(widen_bf16(a[r * width + c])), sums[r][0]);
         });
@@ -90,7 +93,7 @@ void bf16_rows(const Packed& w, const Activations& x, const Output& y, int64_t g
 }
 
 template <Kind K, int R>
-void float_rows(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t first) {
+void float_rows(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t first) {
     F acc[R];
     for (int r = 0; r < R; ++r) acc[r] = zero();
     const uint8_t* codes = w.codes(group);
@@ -98,18 +101,18 @@ void float_rows(const Packed& w, const Activations& x, const Output& y, int64_t 
         F b;
         if constexpr (K == Kind::F32) {
             b = load(reinterpret_cast<const float*>(codes) + c * kGroup);
-            if constexpr (R == 1) prefetch(codes + c * 64 + kAhead);
+            if constexpr (R == 1) prefetch_l1(codes + c * 64 + kPrefetchDistance);
         } else {
             b = load_f16(reinterpret_cast<const uint16_t*>(codes) + c * kGroup);
-            if constexpr (R == 1) prefetch(codes + c * 32 + kAhead);
+            if constexpr (R == 1) prefetch_l1(codes + c * 32 + kPrefetchDistance);
         }
         for (int r = 0; r < R; ++r) acc[r] = fma(b, set1(x.f32[(first + r) * x.stride + c]), acc[r]);
     }
     for (int r = 0; r < R; ++r) write_lanes(y, first + r, group * kGroup, acc[r]);
 }
 
-template <Kind K, Order O>
-void multiply_floats(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+template <Kind K, SumOrder O>
+void multiply_floats(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r) {
     constexpr int R = kWide ? 8 : 4;
     const auto some = [&]<int N>(int64_t group, int64_t row) {
         if constexpr (K == Kind::BF16)
@@ -120,7 +123,7 @@ void multiply_floats(const Packed& w, const Activations& x, const Output& y, con
     int64_t from = r.tile_begin * kTile;
     const int64_t end = smaller(r.tile_end * kTile, x.rows);
 #if defined(KVARN_AMX)
-    if constexpr (K == Kind::BF16 && O == Order::Tiles) from = tile_bf16(w, x, y, r);
+    if constexpr (K == Kind::BF16 && O == SumOrder::Tiles) from = tile_bf16(w, x, y, r);
 #endif
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         int64_t row = from;
@@ -129,35 +132,35 @@ void multiply_floats(const Packed& w, const Activations& x, const Output& y, con
     }
 }
 
-template <Order O>
-void multiply(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
+template <SumOrder O>
+void multiply(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r, PrefetchQueue& queue) {
     switch (w.kind) {
         case Kind::Q4_0:
-            return multiply_integers<Kind::Q4_0>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q4_0>(w, x, y, r, queue);
         case Kind::Q4_1:
-            return multiply_integers<Kind::Q4_1>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q4_1>(w, x, y, r, queue);
         case Kind::Q5_0:
-            return multiply_integers<Kind::Q5_0>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q5_0>(w, x, y, r, queue);
         case Kind::Q5_1:
-            return multiply_integers<Kind::Q5_1>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q5_1>(w, x, y, r, queue);
         case Kind::Q8_0:
-            return multiply_integers<Kind::Q8_0>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q8_0>(w, x, y, r, queue);
         case Kind::Q2_K:
-            return multiply_integers<Kind::Q2_K>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q2_K>(w, x, y, r, queue);
         case Kind::Q3_K:
-            return multiply_integers<Kind::Q3_K>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q3_K>(w, x, y, r, queue);
         case Kind::Q4_K:
-            return multiply_integers<Kind::Q4_K>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q4_K>(w, x, y, r, queue);
         case Kind::Q5_K:
-            return multiply_integers<Kind::Q5_K>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q5_K>(w, x, y, r, queue);
         case Kind::Q6_K:
-            return multiply_integers<Kind::Q6_K>(w, x, y, r, coming);
+            return multiply_integers<Kind::Q6_K>(w, x, y, r, queue);
         case Kind::Table16:
-            return multiply_integers<Kind::Table16>(w, x, y, r, coming);
+            return multiply_integers<Kind::Table16>(w, x, y, r, queue);
         case Kind::Table32:
-            return multiply_integers<Kind::Table32>(w, x, y, r, coming);
+            return multiply_integers<Kind::Table32>(w, x, y, r, queue);
         case Kind::Table:
-            return multiply_integers<Kind::Table>(w, x, y, r, coming);
+            return multiply_integers<Kind::Table>(w, x, y, r, queue);
         case Kind::BF16:
             return multiply_floats<Kind::BF16, O>(w, x, y, r);
         case Kind::F16:
@@ -167,10 +170,10 @@ void multiply(const Packed& w, const Activations& x, const Output& y, const Rang
     }
 }
 
-// -- activations ------------------------------------------------------------------------------------------------------
+// -- activations
 
-// x: blocks * 32 floats, zeros past cols. Codes are x / d rounded half to even, d = amax / 127; a block with a value
-// that is not finite gets d = NaN, so that nothing plausible comes of it.
+// x: blocks * 32 floats, zeros past cols. Codes are x / d rounded half to even, d = amax / 127. A
+// block with a value that is not finite gets d = NaN, so that its outputs are NaN too.
 void quantize(const float* x, const Activations& out, int64_t row) {
     const int64_t t = row / kTile, r = row % kTile;
     int8_t* codes = out.codes + t * out.blocks * out.height * kBlock + r * kBlock;
@@ -199,6 +202,6 @@ void round(const float* x, const Activations& out, int64_t row) {
 }  // namespace
 
 extern const Linear linear[2];
-const Linear linear[2] = {{quantize, round, multiply<Order::Pairs>}, {quantize, round, multiply<Order::Tiles>}};
+const Linear linear[2] = {{quantize, round, multiply<SumOrder::Pairs>}, {quantize, round, multiply<SumOrder::Tiles>}};
 
 }  // namespace kvarn::KVARN_ISA

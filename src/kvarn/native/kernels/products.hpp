@@ -1,14 +1,16 @@
 // Scores, softmax and outputs of some query rows over staged tiles. Included by attention.cpp.
 #pragma once
 
+#include "../scratch.hpp"
 #include "tiles.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
 
-// -- products: R rows of A with a staged tile -------------------------------------------------------------------------
+// -- products of query rows with staged tiles
 
-// A row of q is `depth` numbers: bf16 where the codec rounds and pairs can be multiplied, f32 otherwise.
+// s[r][32] = scores of R query rows with one tile. A row of q is `depth` numbers, bf16 if pairs(C),
+// else f32.
 template <Math C, int R>
 inline void scores(const void* q, int64_t depth, const void* tile, float* s, int64_t s_stride) {
     F acc[R][2];
@@ -47,7 +49,8 @@ inline void scores(const void* q, int64_t depth, const void* tile, float* s, int
     for (int r = 0; r < R; ++r) store(s + r * s_stride, acc[r][0]), store(s + r * s_stride + 16, acc[r][1]);
 }
 
-// O[r][lanes of dims] = sum over n tiles of p[r][slot] * V[slot][dim]; V staged one tile after the other.
+// o[r][N * 16 dims] = sum over n tiles of p[r][slot] * V[slot][dim]. Staged tiles of V follow each
+// other.
 template <Math C, int R, int N>
 inline void values(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
                    int64_t o_stride) {
@@ -98,7 +101,7 @@ inline void values(const void* p, int64_t p_stride, const void* v, int64_t width
 template <Math C, int R>
 inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t width, int64_t n, float* o,
                         int64_t o_stride) {
-    constexpr int64_t bytes = 4;  // per dim: a pair of bf16, or an f32
+    constexpr int64_t bytes = 4;  // per dim: a pair of bf16, or one f32
     int64_t d = 0;
     const auto* at = static_cast<const uint8_t*>(v);
     for (; d + kValueLanes * kLanes <= width; d += kValueLanes * kLanes)
@@ -106,22 +109,19 @@ inline void values_rows(const void* p, int64_t p_stride, const void* v, int64_t 
     for (; d < width; d += kLanes) values<C, R, 1>(p, p_stride, at + d * bytes, width, n, o + d, o_stride);
 }
 
-// -- softmax of one row over a chunk ----------------------------------------------------------------------------------
+// -- softmax over a chunk
 
-constexpr int64_t kMostRows = 128;  // of a unit
-constexpr int64_t kNearRows = 64;   // of which so many at a time are computed with
-
-struct Piece {
+struct MaxSum {
     float m, l;
 };
 
 template <Math C>
-constexpr int64_t a_bytes() {  // of a number of q or p
+constexpr int64_t a_bytes() {  // bytes of one number of q or p
     return pairs(C) ? 2 : 4;
 }
 
 template <Math C>
-inline void store_weights(void* p, int64_t at, F x) {  // sixteen of p, as q is stored
+inline void store_weights(void* p, int64_t at, F x) {  // 16 numbers of p, in the same type as q
     if constexpr (pairs(C)) {
         store_bf16(static_cast<uint16_t*>(p) + at, x);
     } else if constexpr (rounds(C)) {
@@ -133,9 +133,10 @@ inline void store_weights(void* p, int64_t at, F x) {  // sixteen of p, as q is 
     }
 }
 
-// s: n tiles of 32 scores, in base 2. Writes p (bf16 or f32, like q) and gives the chunk's maximum and sum.
+// Softmax of one row: s has n tiles of 32 scores, in base 2. Writes p (bf16 or f32, like q).
+// Returns the maximum and the sum of the chunk.
 template <Math C>
-Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
+MaxSum softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, const float* v_scale, void* p) {
     F top = set1(kMinusInfinity);
     for (int64_t t = 0; t < n; ++t)
         for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
@@ -158,7 +159,7 @@ Piece softmax(float* s, const uint32_t* seen, int64_t n, const float* k_scale, c
     return {m, reduce_add(sum)};
 }
 
-// The same of R rows that see all slots, side by side: each of a row's steps waits for the one before.
+// The same for R rows that see all slots, interleaved: the steps of one row depend on each other.
 template <Math C, int R>
 inline void softmax_whole(const float* s, int64_t n, uint8_t* p, float* m, float* l) {
     F top[R], base[R], sum[R];
@@ -185,24 +186,24 @@ inline void softmax_whole(const float* s, int64_t n, uint8_t* p, float* m, float
     for (int r = 0; r < R; ++r) l[r] = reduce_add(sum[r]);
 }
 
-struct Totals {  // (M, L) of some rows, and of as many more as fill a register
-    float m[kMostRows + kLanes], l[kMostRows + kLanes];
+struct Totals {  // maximum and sum of some rows, and padding up to a whole register
+    float m[kMaxRows + kLanes], l[kMaxRows + kLanes];
     explicit Totals(int64_t rows) {
         for (int64_t r = 0; r < rows + kLanes; ++r) m[r] = kMinusInfinity, l[r] = 0.0f;
     }
 };
 
-// (M, L, O) of each row absorbs the next chunk's. Rows that fill the last register absorb nothing.
-inline void absorb(float* total_m, float* total_l, float* o, const Totals& piece, const float* part,
+// Merges the next chunk into (m, l, o) of each row. The padding rows stay as they are.
+inline void absorb(float* total_m, float* total_l, float* o, const Totals& chunk, const float* part,
                    int64_t part_stride, int64_t rows, int64_t width) {
-    float a[kMostRows + kLanes], b[kMostRows + kLanes];
+    float a[kMaxRows + kLanes], b[kMaxRows + kLanes];
     for (int64_t r = 0; r < rows; r += kLanes) {
-        const F old = load(total_m + r), fresh = load(piece.m + r), m = max(fresh, old);  // a NaN stays out of m
+        const F old = load(total_m + r), fresh = load(chunk.m + r), m = max(fresh, old);  // m is not NaN
         const F base = where_below(m, set1(-__FLT_MAX__), zero(), m);
         const F x = exp2(sub(old, base)), y = exp2(sub(fresh, base));
         store(a + r, x), store(b + r, y);
         store(total_m + r, m);
-        store(total_l + r, fma(load(total_l + r), x, mul(load(piece.l + r), y)));
+        store(total_l + r, fma(load(total_l + r), x, mul(load(chunk.l + r), y)));
     }
     for (int64_t r = 0; r < rows; ++r) {
         const F x = set1(a[r]), y = set1(b[r]);
@@ -217,42 +218,6 @@ inline void finish(float total, const float* o, int64_t dim, float* out) {
     const F l = set1(sum);
     for (; d + kLanes <= dim; d += kLanes) store(out + d, div(load(o + d), l));
     for (; d < dim; ++d) out[d] = o[d] / sum;
-}
-
-// -- a thread's memory ------------------------------------------------------------------------------------------------
-
-struct Scratch {  // carved out of a thread's memory
-    uint8_t* q;   // [rows][depth]
-    float* s;     // [rows][256]
-    uint8_t* p;   // [rows][256]
-    uint8_t *k, *v;
-    float *rows, *o, *part, *k_scale, *v_scale;
-};
-
-struct Carver {
-    uint8_t* at;
-    uint8_t* take(int64_t bytes) {
-        uint8_t* p = at;
-        at += up(bytes, 64);
-        return p;
-    }
-};
-
-Scratch carve(uint8_t* memory, int64_t dim) {
-    const int64_t depth = up(dim, 32);
-    Carver c{memory};
-    Scratch x;
-    x.q = c.take(kMostRows * depth * 4);
-    x.s = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
-    x.p = c.take(kNearRows * kChunk * 4);
-    x.k = c.take(kChunk * depth * 4);
-    x.v = c.take(kChunk * depth * 4);
-    x.rows = reinterpret_cast<float*>(c.take(kSlots * depth * 4));
-    x.o = reinterpret_cast<float*>(c.take(kMostRows * depth * 4));
-    x.part = reinterpret_cast<float*>(c.take((kNearRows + 16) * depth * 4));  // a matrix unit writes sixteen rows
-    x.k_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
-    x.v_scale = reinterpret_cast<float*>(c.take(kNearRows * kChunk * 4));
-    return x;
 }
 
 }  // namespace

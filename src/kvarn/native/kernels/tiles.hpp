@@ -1,10 +1,12 @@
-// Key tiles: finding the blocks that hold one, and bringing its cells, whatever their layout and codec, into the one
-// arrangement that the products read: K [dim][slot], V [slot][dim], in f32, or as pairs of bf16 where a dot-product
-// unit multiplies those. Included by attention.cpp; lives in the instruction set's namespace.
+// Key tiles: finds the blocks that hold a tile, and stages its cells. Staging converts any layout
+// and codec to the one arrangement that products read: K [dim][slot] and V [slot][dim], in f32, or
+// as pairs of bf16 for VDPBF16PS and AMX. Included by attention.cpp; in the instruction set's
+// namespace.
 #pragma once
 
+#include "../base.hpp"
 #include "../view.hpp"
-#include "order.hpp"
+#include "sum_order.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
@@ -20,37 +22,35 @@ constexpr int kScoreRows = 2, kDecodeRows = 3, kValueRows = 2, kValueLanes = 2;
 constexpr int kScoreRows = 1, kDecodeRows = 1, kValueRows = 1, kValueLanes = 1;
 #endif
 
-// How cells are computed with: in f32 all along, or by products of bf16 whose sums are in one of two orders
-// (../isa.hpp), the second one by vector units or by a matrix unit.
-enum class Math { F32, F16, BF16, Int8, TiledBF16, TiledInt8, UnitBF16, UnitInt8 };
+// How cells are multiplied: in f32 (F32, F16); as bf16 in the order SumOrder::Pairs (BF16, Int8);
+// as bf16 in the order SumOrder::Tiles, with vector instructions (Tiled*) or with AMX (Amx*).
+enum class Math { F32, F16, BF16, Int8, TiledBF16, TiledInt8, AmxBF16, AmxInt8 };
 
 constexpr Codec codec(Math m) {
     if (m == Math::F32) return Codec::F32;
     if (m == Math::F16) return Codec::F16;
-    return m == Math::BF16 || m == Math::TiledBF16 || m == Math::UnitBF16 ? Codec::BF16 : Codec::Int8;
+    return m == Math::BF16 || m == Math::TiledBF16 || m == Math::AmxBF16 ? Codec::BF16 : Codec::Int8;
 }
 constexpr bool rounds(Math m) { return m != Math::F32 && m != Math::F16; }  // q and p are rounded to bf16
-constexpr bool unit(Math m) { return m == Math::UnitBF16 || m == Math::UnitInt8; }
-constexpr bool tiled(Math m) { return m == Math::TiledBF16 || m == Math::TiledInt8 || unit(m); }
-constexpr bool pairs(Math m) { return tiled(m) ? unit(m) : kDotUnit && rounds(m); }  // q, p and tiles stay bf16
+constexpr bool on_amx(Math m) { return m == Math::AmxBF16 || m == Math::AmxInt8; }
+constexpr bool tiled(Math m) { return m == Math::TiledBF16 || m == Math::TiledInt8 || on_amx(m); }
+constexpr bool pairs(Math m) { return tiled(m) ? on_amx(m) : kDotUnit && rounds(m); }  // q, p and tiles are bf16
 template <Math C>
-constexpr int64_t kRowsAtOnce = unit(C) ? 16 : 30;  // query rows of a prefill unit between two looks at the keys
+constexpr int64_t kRowsAtOnce = on_amx(C) ? 16 : 30;  // query rows of a prefill item that are computed together
 template <Math C>
-constexpr int64_t depth_of(int64_t dim) {  // dims that a score sums over, the last ones zeros
-    return unit(C) ? (dim + 31) / 32 * 32 : (dim + 15) / 16 * 16;
+constexpr int64_t depth_of(int64_t dim) {  // dims that a score sums over, padded with zeros
+    return up(dim, on_amx(C) ? 32 : 16);
 }
 
-int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// -- tiles ------------------------------------------------------------------------------------------------------------
+// -- finding tiles
 
 struct Tile {
     int64_t pos;
-    const uint8_t *k[2], *v[2];  // of each half's first slot; null where no block holds it
+    const uint8_t *k[2], *v[2];  // the first slot of each half; null if no block holds it
     const float *k_scale[2], *v_scale[2];
 };
 
-inline Tile of_head(const StoreView& s, Tile t, int64_t heads) {  // the same slots, `heads` further
+inline Tile of_head(const StoreView& s, Tile t, int64_t heads) {  // the same slots of a head further on
     for (int h = 0; h < 2; ++h) {
         if (!t.k[h]) continue;
         t.k[h] += heads * s.ks.head * cell_bytes(s.codec);
@@ -71,7 +71,7 @@ struct Walk {  // finds blocks of one sequence by position
           first(args.table.first + seq * args.table.max_blocks),
           n(args.table.n_blocks[seq]) {}
 
-    int64_t find(int64_t pos) {  // the entry that holds pos, or -1; positions mostly ascend
+    int64_t find(int64_t pos) {  // the entry that holds pos, or -1; fast if positions ascend
         if (at >= n || first[at] > pos) at = 0;
         if (at + 1 < n && first[at + 1] <= pos) {
             int64_t low = at + 1, high = n;  // first[low] <= pos < first[high]
@@ -108,7 +108,7 @@ struct Walk {  // finds blocks of one sequence by position
 };
 
 template <Math C>
-inline F load_cells(const uint8_t* p) {  // 16 of them
+inline F load_cells(const uint8_t* p) {  // 16 cells
     if constexpr (codec(C) == Codec::F32) return load(reinterpret_cast<const float*>(p));
     if constexpr (codec(C) == Codec::F16) return load_f16(reinterpret_cast<const uint16_t*>(p));
     if constexpr (codec(C) == Codec::BF16) return load_bf16(reinterpret_cast<const uint16_t*>(p));
@@ -128,7 +128,7 @@ inline float cell(const uint8_t* p) {
     }
 }
 
-// rows x cols of 32 bits, transposed; rows and cols are multiples of 8.
+// Transposes a matrix of 32-bit numbers; rows and cols are multiples of 8.
 inline void transpose(const uint32_t* src, int64_t src_stride, uint32_t* dst, int64_t dst_stride, int rows, int cols) {
 #if defined(__AVX2__)
     for (int r = 0; r < rows; r += 8)
@@ -159,8 +159,8 @@ inline void transpose(const uint32_t* src, int64_t src_stride, uint32_t* dst, in
 #endif
 }
 
-// The f32 numbers of a tile, slots in rows, [32][width] with width = up(dim, 16): any layout, slots outside `seen` as
-// 0.
+// Stages a tile in f32 with slots in rows, [32][width], width = up(dim, 16). Takes any layout.
+// Slots outside `seen` become 0.
 template <Math C>
 void widen_rows(const uint8_t* const* half, const Strides& st, int64_t dim, uint32_t seen, float* out, int64_t width) {
     constexpr int64_t kBytes = cell_bytes(codec(C));
@@ -179,7 +179,8 @@ void widen_rows(const uint8_t* const* half, const Strides& st, int64_t dim, uint
     }
 }
 
-// The same with slots in columns, [depth][32], depth = up(dim, 16). What an unseen slot's column holds does not matter.
+// The same with slots in columns, [depth][32], depth = up(dim, 16). Columns of unseen slots may
+// hold anything.
 template <Math C>
 void widen_columns(const uint8_t* const* half, const Strides& st, int64_t dim, uint32_t seen, float* out, float* rows) {
     constexpr int64_t kBytes = cell_bytes(codec(C));
@@ -199,9 +200,10 @@ void widen_columns(const uint8_t* const* half, const Strides& st, int64_t dim, u
 
 #if defined(__AVX512BF16__)
 
-// bf16 tiles as pairs, ready for VDPBF16PS and for a matrix unit. K: [depth / 2][32 slots][2 dims]; V: [16 slot
-// pairs][width dims][2 slots].
-inline void zip_rows(const uint16_t* a, const uint16_t* b, uint16_t* out) {  // 32 elements of each, in natural order
+// Tiles as pairs of bf16, for VDPBF16PS and AMX.
+//   K   [depth / 2][32 slots][2 dims]
+//   V   [16 pairs of slots][width dims][2 slots]
+inline void zip_rows(const uint16_t* a, const uint16_t* b, uint16_t* out) {  // interleaves 32 elements of each
     const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
     const __m512i lo = _mm512_unpacklo_epi16(x, y), hi = _mm512_unpackhi_epi16(x, y);
     const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
@@ -221,7 +223,7 @@ void pair_columns(const uint8_t* const* half, const Strides& st, int64_t dim, ui
             for (int64_t d = 0; d < dim; d += 2) zip_rows(p + d * st.dim, p + (d + 1) * st.dim, out + d * kSlots);
             return;
         }
-        if (st.dim == 1 && whole && seen == ~0u && dim == depth) {  // a pair of dims is 32 bits: transpose those
+        if (st.dim == 1 && whole && seen == ~0u && dim == depth) {  // a pair of dims is 32 bits: transpose pairs
             for (int h = 0; h < 2; ++h) {
                 const auto* p = reinterpret_cast<const uint32_t*>(half[h]);
                 if (st.slot % 2 == 0)
@@ -231,7 +233,7 @@ void pair_columns(const uint8_t* const* half, const Strides& st, int64_t dim, ui
         }
     }
     widen_rows<C>(half, st, dim, seen, rows, depth);
-    uint16_t narrow[kSlots * 256];
+    uint16_t narrow[kSlots * kMaxHeadDim];
     for (int64_t i = 0; i < kSlots * depth; i += kLanes) store_bf16(narrow + i, load(rows + i));
     transpose(reinterpret_cast<const uint32_t*>(narrow), depth / 2, reinterpret_cast<uint32_t*>(out), kSlots,
               int(kSlots), int(depth / 2));

@@ -1,6 +1,6 @@
-// Scores and outputs of many query rows by a matrix unit, over the same staged pairs that VDPBF16PS reads: a staged
-// tile is the right operand as it stands. Rows past the last of sixteen hold anything; a row reaches only itself.
-// Included by attention.cpp.
+// Scores and outputs of many query rows with AMX. It reads the same staged pairs as VDPBF16PS: a
+// staged tile is the right operand without any change. A tile has 16 rows; those past the last
+// query row hold anything, and a row only affects its own results. Included by attention.cpp.
 #pragma once
 
 #include "products.hpp"
@@ -14,9 +14,9 @@ namespace {
 
 constexpr TileShapes kWhole{64};
 
-// Scores of sixteen query rows with n staged tiles, s[row][n * 32].
-inline void unit_scores(const uint8_t* q, int64_t depth, const uint8_t* tiles, int64_t n, float* s) {
-    const auto with = [&]<int T>(const uint8_t* k, float* out) {  // T: the first of two tiles for the result
+// s[row][n * 32]: scores of 16 query rows with n staged tiles.
+inline void amx_scores(const uint8_t* q, int64_t depth, const uint8_t* tiles, int64_t n, float* s) {
+    const auto with = [&]<int T>(const uint8_t* k, float* out) {  // results go to tiles T and T + 1
         tile_zero<T>();
         tile_zero<T + 1>();
         for (int64_t d = 0; d < depth; d += 32, k += 32 * kSlots * 2) {
@@ -34,7 +34,7 @@ inline void unit_scores(const uint8_t* q, int64_t depth, const uint8_t* tiles, i
         tile_store<T>(out, kChunk * 4);
         tile_store<T + 1>(out + 16, kChunk * 4);
     };
-    if (depth <= 64) {  // two tiles hold the queries
+    if (depth <= 64) {  // tiles 4 and 5 hold all queries
         tile_load<4>(q, depth * 2);
         if (depth > 32) tile_load<5>(q + 64, depth * 2);
     }
@@ -55,7 +55,7 @@ inline void each_tile(Fn&& fn) {
     }
 }
 
-// kTiles * 16 dims from d of sixteen rows.
+// out[row][kTiles * 16]: outputs of 16 rows of p with n staged tiles.
 template <int kTiles>
 inline void tile_outputs(const uint8_t* p, const uint8_t* v, int64_t width, int64_t n, float* out) {
     each_tile<0, kTiles>([]<int T>() { tile_zero<T>(); });
@@ -69,8 +69,8 @@ inline void tile_outputs(const uint8_t* p, const uint8_t* v, int64_t width, int6
     each_tile<0, kTiles>([&]<int T>() { tile_store<T>(out + T * 16, width * 4); });
 }
 
-// out[row][width] of sixteen rows of p with n staged tiles.
-inline void unit_values(const uint8_t* p, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
+// out[row][width]: outputs of 16 rows of p with n staged tiles.
+inline void amx_values(const uint8_t* p, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
     int64_t d = 0;
     for (; d + 64 <= width; d += 64) tile_outputs<4>(p, tiles + d * 4, width, n, out + d);
     for (; d < width; d += 16) tile_outputs<1>(p, tiles + d * 4, width, n, out + d);

@@ -1,5 +1,5 @@
-// Products of many activation rows by a matrix unit: the integer sums of a block, or whole sums over bf16. Scales are
-// applied as everywhere, so the bits are those of the other paths. Included by linear.cpp.
+// Products of many activation rows with AMX: the integer sums of a block, or whole sums of bf16.
+// Scales are applied as in the other paths, so the bits are the same. Included by linear.cpp.
 #pragma once
 
 #include "blocks.hpp"
@@ -14,24 +14,25 @@
 namespace kvarn::KVARN_ISA {
 namespace {
 
-constexpr int64_t kFewRows = 8;  // that a vector unit multiplies as fast
+constexpr int64_t kFewRows = 8;  // up to this many rows, vector instructions are as fast
 constexpr TileShapes kBlocks{32}, kHalfBlocks{16}, kPairs{64};
 
-// One group's codes as signed bytes, [block][8 quads of columns][16 rows][4].
+// Unpacks one group's codes to signed bytes, [block][8 quads of columns][16 rows][4].
 template <Kind K>
-void widen_group(const Packed& w, int64_t group, int8_t* out) {
-    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K))), table = sixteen(w.table);
+void widen_group(const PackedMatrix& w, int64_t group, int8_t* out) {
+    const Bytes offset = _mm512_set1_epi8(int8_t(offset_of(K))), table = broadcast_16(w.table);
     const uint8_t* codes = w.codes(group);
     const int64_t share = w.group_bytes / w.blocks;
     for (int64_t b = 0; b < w.blocks; ++b, out += 512) {
-        for (int64_t line = 0; line < share; line += 64) expect(w.scales(group) + b * share + kAhead + line);
+        for (int64_t line = 0; line < share; line += 64)
+            prefetch_l2(w.scales(group) + b * share + kPrefetchDistance + line);
         Bytes v[8];
-        unpack<K>(codes + b * block_bytes(K), table, v);
+        unpack<K>(codes + b * code_bytes(K), table, v);
         for (int g = 0; g < 8; ++g) _mm512_storeu_si512(out + g * 64, _mm512_sub_epi8(v[g], offset));
     }
 }
 
-// Sums of one block of sixteen rows with one group, into one or two matrices of 16 x 16.
+// Sums of one block: 16 activation rows with one group, as one or two 16 x 16 matrices.
 template <Kind K, int T>
 inline void block_sums(const int8_t* x, const int8_t* w, int32_t* sums) {
     tile_zero<T>();
@@ -50,17 +51,18 @@ inline void block_sums(const int8_t* x, const int8_t* w, int32_t* sums) {
 }
 
 template <Kind K>
-void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int64_t group, int64_t t,
-                     const int8_t* codes, Coming& coming) {
-    alignas(64) int32_t sums[2][512];  // of this block and the next: the unit works while scales are applied
+void tile_of_sixteen(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t t,
+                     const int8_t* codes, PrefetchQueue& queue) {
+    // Of this block and the next: AMX computes one while scales are applied to the other.
+    alignas(64) int32_t sums[2][512];
     const uint8_t* scales = w.scales(group);
     const int8_t* xs = x.codes + t * x.blocks * kTile * kBlock;
     const BlockMeta* meta = x.meta + t * x.blocks * kTile;
     Floats acc[kTile];
     KVARN_UNROLL(16)
-    for (int r = 0; r < int(kTile); ++r) acc[r] = same(0.0f);
+    for (int r = 0; r < int(kTile); ++r) acc[r] = set1_float(0.0f);
     const auto ask = [&]<int T>(int64_t b) {
-        bring(coming);
+        prefetch_next(queue);
         if (b < w.blocks) block_sums<K, T>(xs + b * kTile * kBlock, codes + b * 512, sums[T]);
     };
     const auto apply = [&]<int T>(int64_t b) __attribute__((always_inline)) {
@@ -83,18 +85,19 @@ void tile_of_sixteen(const Packed& w, const Activations& x, const Output& y, int
     if (b < w.blocks) apply.template operator()<0>(b);
     const int64_t left = x.rows - t * kTile;
     KVARN_UNROLL(16)
-    for (int r = 0; r < int(kTile); ++r)  // unrolled, so that the sums can stay in registers
+    for (int r = 0; r < int(kTile); ++r)  // unrolled, so that the sums stay in registers
         if (r < left) write_lanes(y, t * kTile + r, group * kGroup, F{acc[r]});
 }
 
-// A thread's memory for one group: grows to the longest row of a model, and stays. Not a std::vector: its code would be
-// shared with other objects by the linker, and those run on machines without these instructions.
+// A thread's memory for one unpacked group. It grows to the longest row of a model and is kept. It
+// is not a std::vector: the linker could share code of std::vector, compiled here for AMX machines,
+// with objects that run on other machines.
 struct GroupMemory {
     int8_t* data = nullptr;
     int64_t bytes = 0;
 
     ~GroupMemory() { free(data); }
-    int8_t* of(int64_t wanted) {  // whole blocks
+    int8_t* of(int64_t wanted) {  // a multiple of 64
         if (wanted > bytes) {
             free(data);
             data = static_cast<int8_t*>(aligned_alloc(64, size_t(wanted)));
@@ -106,18 +109,19 @@ struct GroupMemory {
 };
 
 template <Kind K>
-void tile_integers(const Packed& w, const Activations& x, const Output& y, const Range& r, Coming& coming) {
+void tile_integers(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r, PrefetchQueue& queue) {
     thread_local GroupMemory memory;
     int8_t* codes = memory.of(w.blocks * 512);
     const UseTiles tiles(two_sums(K) ? kHalfBlocks : kBlocks);
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         widen_group<K>(w, group, codes);
-        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes, coming);
+        for (int64_t t = r.tile_begin; t < r.tile_end; ++t) tile_of_sixteen<K>(w, x, y, group, t, codes, queue);
     }
 }
 
-// Whole tiles of rows with bf16 weights, in the unit's own order; returns the first row that is left.
-inline int64_t tile_bf16(const Packed& w, const Activations& x, const Output& y, const Range& r) {
+// Multiplies whole tiles of rows with bf16 weights, in the order SumOrder::Tiles. Returns the first
+// row that is left over.
+inline int64_t tile_bf16(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r) {
     const int64_t whole = smaller(r.tile_end, x.rows / kTile), width = x.blocks * kBlock;
     if (r.tile_begin >= whole) return r.tile_begin * kTile;
     const UseTiles tiles(kPairs);

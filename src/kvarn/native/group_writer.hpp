@@ -1,4 +1,4 @@
-// Where the parts of one group of packed rows lie, for those who fill it: pack.cpp and tables.cpp.
+// Writes the parts of one group of packed rows; pack.cpp and tables.cpp use it.
 #pragma once
 
 #include <cstring>
@@ -14,13 +14,13 @@ inline uint32_t word(const uint8_t* p) {
 }
 inline void put(uint8_t* p, uint32_t x) { memcpy(p, &x, 4); }
 
-struct Target {
-    const Packed& w;
+struct GroupWriter {
+    const PackedMatrix& w;
     uint8_t *scales, *codes;  // of the group
-    int64_t stride;           // of a block's codes
+    int64_t stride;           // bytes from one block's codes to the next
     const int8_t* grid;
 
-    Target(const Packed& packed, int64_t group, const int8_t* of_type)
+    GroupWriter(const PackedMatrix& packed, int64_t group, const int8_t* of_type)
         : w(packed),
           scales(packed.data.get() + group * packed.group_bytes),
           codes(scales + packed.scale_bytes),
@@ -31,11 +31,11 @@ struct Target {
     void put_float(int64_t offset, int64_t row, float x) const { memcpy(scales + offset + row * 4, &x, 4); }
 };
 
-// 16 bytes that hold columns i and i + 16 of a block in their two nibbles.
+// `bytes`: 16 of them; byte i has column i in its low nibble and column i + 16 in its high one.
 inline void put_nibbles(uint8_t* nibbles, int64_t row, const uint8_t* bytes) {
     for (int g = 0; g < 4; ++g) put(nibbles + g * 64 + row * 4, word(bytes + g * 4));
 }
 
-const Stored* table_type(const std::string& type);  // null: not in tables.cpp
+const FileType* find_table_type(const std::string& name);  // null if it is not in tables.cpp
 
 }  // namespace kvarn

@@ -1,4 +1,5 @@
-// The two orders in which products of bf16 are summed (../isa.hpp). Lives in the instruction set's namespace.
+// The two orders in which products of bf16 are summed (../isa.hpp). In the instruction set's
+// namespace.
 #pragma once
 
 #include "../isa.hpp"
@@ -19,8 +20,8 @@ inline __m512bh pair_at(const uint16_t* p) {
 constexpr bool kDotUnit = false;
 #endif
 
-// Adds terms 0 .. n - 1 to R x N sums, one(sums, i) adding one: in pairs with the odd term first, or, where tiled, per
-// 32 terms a chain of the even ones and a chain of the odd ones, whose sum is added.
+// Adds terms 0 .. n - 1 to R x N sums; one(sums, i) adds term i. In pairs, the odd term first; or,
+// if tiled, per 32 terms a chain of even terms and a chain of odd terms, whose sum is then added.
 template <bool kTiled, int R, int N, typename One>
 KVARN_INLINE void in_turn(F (&sums)[R][N], int64_t n, One&& one) {
     if constexpr (!kTiled) {

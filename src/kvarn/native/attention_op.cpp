@@ -1,0 +1,139 @@
+// The attention operation of a program, in three phases with barriers between them: write the keys
+// and values of prefill tokens; compute the work items; merge the partial results of decode. The
+// first and the last phase are skipped if they have no work.
+#include <algorithm>
+#include <cstring>
+
+#include "base.hpp"
+#include "program.hpp"
+
+namespace kvarn {
+
+namespace {
+
+constexpr int64_t kManyRows = 9;             // from this many rows on, products are bound by arithmetic, not by memory
+constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread prefetches for one attention, about
+
+}  // namespace
+
+void Program::attention(Step& step, const Op& op, size_t index, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const GroupView& group = step.cache.groups[size_t(layer.group)];
+    const AttentionWork& work = work_[size_t(layer.group)];
+    Counted& counted = step.counted[size_t(thread)];
+    if (!work.rows.empty()) {
+        write_rows(step, op, work, shares_[index][0], thread);
+        pool_->barrier(thread);
+    }
+
+    const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
+    Own& own = own_[size_t(thread)];
+    const AttentionArgs many{layer.store,   group.table,    group.spec, op.scale,
+                             q.data.data(), row(op.out, 0), q.stride,   out.stride};
+    AttentionArgs one = many;  // a decode item has its query in the thread's own row
+    one.q = own.q.data(), one.q_stride = 0;
+    int64_t i, end;
+    const auto n_prefill = int64_t(work.prefill.size());
+    for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {
+        if (i < n_prefill) {
+            counted.read += kernels_.attention->prefill(many, work.prefill[size_t(i)], own.scratch.data());
+        } else {
+            const WorkItem& item = work.decode[size_t(i - n_prefill)];
+            begin_decode(step, op, item, thread);
+            counted.read += kernels_.attention->decode(one, item, partials_.data(), own.scratch.data());
+        }
+        stop = now();
+        (i < n_prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
+    }
+    queue_prefetch(step, size_t(op.layer) + 1, thread);
+    if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !work.decode.empty();
+    if (work.merges.empty()) return;
+    pool_->barrier(thread);
+    while (shares_[index][2].take(thread, 1, i, end))
+        kernels_.attention->merge(many, work.decode.data(), work.merges[size_t(i)], partials_.data());
+}
+
+// Lists the cells that this thread will read in the next attention, up to a limit; products of many
+// rows prefetch them. One span is a panel's cells of all heads. A layout without panels has no
+// spans that small, and is not prefetched.
+void Program::queue_prefetch(Step& step, size_t index, int thread) {
+    Own& own = own_[size_t(thread)];
+    own.prefetch_spans.clear(), own.prefetch = {};
+    if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
+    const LayerView& layer = step.cache.layers[index];
+    const TableView& table = step.cache.groups[size_t(layer.group)].table;
+    const std::vector<WorkItem>& items = work_[size_t(layer.group)].decode;
+    const StoreView& s = layer.store;
+    const int64_t cell_size = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell_size;
+    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size()), threads = pool_->size();
+    for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
+        const WorkItem& item = items[size_t(i)];
+        if (item.head > 0) continue;  // the item at head 0 already prefetches the whole panel
+        const int32_t* blocks = table.blocks + item.seq * table.max_blocks;
+        const int32_t* first = table.first + item.seq * table.max_blocks;
+        for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
+            for (int64_t b = 0; b < table.n_blocks[item.seq]; ++b) {
+                const int64_t end = std::min(item.end - first[b], s.block_size);
+                for (int64_t p = std::max<int64_t>(item.begin - first[b], 0) / s.panel_size; p * s.panel_size < end;
+                     ++p)
+                    own.prefetch_spans.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell_size);
+            }
+        if (int64_t(own.prefetch_spans.size()) * bytes >= kPrefetchBytes) break;
+    }
+    own.prefetch.spans = own.prefetch_spans.data(), own.prefetch.n_spans = int64_t(own.prefetch_spans.size()),
+    own.prefetch.span_bytes = bytes;
+}
+
+// Norms and rotates heads of token t in place.
+void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector& norm, float* x) const {
+    const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
+    for (int64_t h = 0; h < heads; ++h, x += op.head_dim) {
+        if (norm) kernels_.rows->norm(x, norm->data(), op.head_dim, op.eps, x);
+        if (!rope) continue;
+        const auto half = int64_t(rope->frequencies.size());
+        kernels_.rows->rotate(x, &rope->cos[size_t(t * half)], &rope->sin[size_t(t * half)], half);
+    }
+}
+
+// Prefill: finishes q and k of whole rows, then writes k and v into the cells of the table.
+void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Shares& shares, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const TableView& table = step.cache.groups[size_t(layer.group)].table;
+    const HeadRange all{0, layer.store.n_heads};
+    int64_t i, end;
+    while (shares.take(thread, 1, i, end)) {
+        const int64_t t = work.rows[size_t(i)], cell = table.cells[t];
+        prefetch_write(layer.store, cell, all);
+        finish_heads(op, t, op.heads, op.weight, row(op.in, t));
+        finish_heads(op, t, op.kv_heads, op.weight2, row(op.in2, t));
+        if (cell >= 0)
+            step.counted[size_t(thread)].written +=
+                write_heads(layer.store, *kernels_.encoders, cell, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
+    }
+}
+
+// Decode: an item finishes its own heads of q in its thread's row. The item that holds the new
+// token also finishes k and writes k and v. No other item reads these cells, so no barrier is
+// needed.
+void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const TableView& table = step.cache.groups[size_t(layer.group)].table;
+    const int64_t t = table.q_start[item.seq], dim = op.head_dim, cell = table.cells[t];
+    const int64_t group = op.heads / layer.store.n_heads, copies = layer.store.n_heads / op.kv_heads;
+    const HeadRange heads{item.head, item.head + item.heads};
+    const bool writes = item.end == table.kv_len[item.seq] && cell >= 0;
+    Own& own = own_[size_t(thread)];
+    if (writes) prefetch_write(layer.store, cell, heads);
+    const auto ready = [&](int buffer, float* to, int64_t first, int64_t n, const Vector& norm) {
+        memcpy(to + first * dim, row(buffer, t) + first * dim, size_t(n * dim) * 4);
+        finish_heads(op, t, n, norm, to + first * dim);
+    };
+    ready(op.in, own.q.data(), heads.begin * group, item.heads * group, op.weight);
+    if (!writes) return;
+    const int64_t from = heads.begin / copies, to = (heads.end + copies - 1) / copies;
+    ready(op.in2, own.k.data(), from, to - from, op.weight2);
+    step.counted[size_t(thread)].written +=
+        write_heads(layer.store, *kernels_.encoders, cell, heads, own.k.data(), row(op.in3, t), op.kv_heads);
+}
+
+}  // namespace kvarn

@@ -1,0 +1,100 @@
+// The AVX2 part of simd.hpp: sixteen lanes are two registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace kvarn::KVARN_ISA {
+
+struct F {
+    __m256 a, b;
+};
+struct I {
+    __m256i a, b;
+};
+
+static inline F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, F x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+static inline F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+static inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+static inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+static inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+static inline F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+static inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static inline I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+static inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+static inline __m256 power_half(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+static inline F power_of_two(I n) { return {power_half(n.a), power_half(n.b)}; }
+static inline F where_below(F x, F bound, F below, F otherwise) {
+    return {_mm256_blendv_ps(otherwise.a, below.a, _mm256_cmp_ps(x.a, bound.a, _CMP_LT_OQ)),
+            _mm256_blendv_ps(otherwise.b, below.b, _mm256_cmp_ps(x.b, bound.b, _CMP_LT_OQ))};
+}
+static inline __m256 spread(uint32_t mask8) {  // bit i set: all bits of lane i
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(int(mask8)), bit), bit));
+}
+static inline F keep(uint32_t mask16, F x, F otherwise) {
+    return {_mm256_blendv_ps(otherwise.a, x.a, spread(mask16 & 0xff)),
+            _mm256_blendv_ps(otherwise.b, x.b, spread((mask16 >> 8) & 0xff))};
+}
+static inline __m256 bf16_half(const uint16_t* p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+static inline F load_bf16(const uint16_t* p) { return {bf16_half(p), bf16_half(p + 8)}; }
+static inline F load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+static inline __m256 i8_half(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+}
+static inline F load_i8(const int8_t* p) { return {i8_half(p), i8_half(p + 8)}; }
+static inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+static inline F even_bf16(const uint16_t* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(load_256(p), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(load_256(p + 16), 16))};
+}
+static inline F odd_bf16(const uint16_t* p) {
+    const __m256i m = _mm256_set1_epi32(int(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(load_256(p), m)),
+            _mm256_castsi256_ps(_mm256_and_si256(load_256(p + 16), m))};
+}
+static inline F zip_half(__m256 e, __m256 o) {
+    const __m256 lo = _mm256_unpacklo_ps(e, o), hi = _mm256_unpackhi_ps(e, o);
+    return {_mm256_permute2f128_ps(lo, hi, 0x20), _mm256_permute2f128_ps(lo, hi, 0x31)};
+}
+static inline F zip_low(F e, F o) { return zip_half(e.a, o.a); }
+static inline F zip_high(F e, F o) { return zip_half(e.b, o.b); }
+static inline __m256i round_bf16(__m256 x) {
+    const __m256i b = _mm256_castps_si256(x);
+    const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    const __m256i r = _mm256_srli_epi32(_mm256_add_epi32(b, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+static inline void store_bf16(uint16_t* p, F x) {
+    const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+static inline __m128i narrow_i8(I x) {
+    const __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    return _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+}
+static inline __m256i magnitudes(F x, F y) {
+    const auto bits = [](__m256 v) { return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff)); };
+    return _mm256_max_epu32(_mm256_max_epu32(bits(x.a), bits(x.b)), _mm256_max_epu32(bits(y.a), bits(y.b)));
+}
+static inline __m256 half_low(F x) { return x.a; }
+static inline __m256 half_high(F x) { return x.b; }
+
+}  // namespace kvarn::KVARN_ISA

@@ -1,0 +1,103 @@
+// The portable part of simd.hpp: sixteen lanes are an array.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace kvarn::KVARN_ISA {
+
+struct F {
+    float v[kLanes];
+};
+struct I {
+    int32_t v[kLanes];
+};
+
+// The body of a function that computes lane i by one expression.
+#define KVARN_EACH(expression)                              \
+    F r;                                                    \
+    for (int i = 0; i < kLanes; ++i) r.v[i] = (expression); \
+    return r
+
+static inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000u) << 16, e = (h >> 10) & 31u, m = h & 0x3ffu;
+    if (e == 31) return bits_of<float>(sign | 0x7f800000u | (m << 13));
+    if (e == 0) return bits_of<float>(sign | bits_of<uint32_t>(float(m) * 5.9604644775390625e-08f));
+    return bits_of<float>(sign | ((e + 112) << 23) | (m << 13));
+}
+static inline float round_even(float x) {  // |x| < 2^22
+    constexpr float kMagic = 12582912.0f;
+    return (x + kMagic) - kMagic;
+}
+static inline uint16_t round_bf16(float x) {
+    const uint32_t b = bits_of<uint32_t>(x);
+    if ((b & 0x7fffffffu) > 0x7f800000u) return uint16_t((b >> 16) | 0x40u);
+    return uint16_t((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+
+static inline F zero() { KVARN_EACH(0.0f); }
+static inline F set1(float x) { KVARN_EACH(x); }
+static inline F load(const float* p) { KVARN_EACH(p[i]); }
+static inline void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
+static inline F add(F a, F b) { KVARN_EACH(a.v[i] + b.v[i]); }
+static inline F sub(F a, F b) { KVARN_EACH(a.v[i] - b.v[i]); }
+static inline F mul(F a, F b) { KVARN_EACH(a.v[i] * b.v[i]); }
+static inline F div(F a, F b) { KVARN_EACH(a.v[i] / b.v[i]); }
+static inline F max(F a, F b) { KVARN_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline F min(F a, F b) { KVARN_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+static inline F fma(F a, F b, F c) { KVARN_EACH(__builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+static inline I to_int(F a) {
+    I r;
+    for (int i = 0; i < kLanes; ++i) {
+        const float x = a.v[i];
+        r.v[i] = x > -4194304.0f && x < 4194304.0f ? int32_t(round_even(x)) : INT32_MIN;
+    }
+    return r;
+}
+static inline F to_float(I a) { KVARN_EACH(float(a.v[i])); }
+static inline F power_of_two(I n) { KVARN_EACH(bits_of<float>((uint32_t(n.v[i]) + 127u) << 23)); }
+static inline F where_below(F x, F bound, F below, F otherwise) {
+    KVARN_EACH(x.v[i] < bound.v[i] ? below.v[i] : otherwise.v[i]);
+}
+static inline F keep(uint32_t mask16, F x, F otherwise) { KVARN_EACH((mask16 >> i) & 1u ? x.v[i] : otherwise.v[i]); }
+static inline F load_bf16(const uint16_t* p) { KVARN_EACH(widen_bf16(p[i])); }
+static inline F load_f16(const uint16_t* p) { KVARN_EACH(half_to_float(p[i])); }
+static inline F load_i8(const int8_t* p) { KVARN_EACH(float(p[i])); }
+static inline F even_bf16(const uint16_t* p) { KVARN_EACH(widen_bf16(p[2 * i])); }
+static inline F odd_bf16(const uint16_t* p) { KVARN_EACH(widen_bf16(p[2 * i + 1])); }
+static inline F zip_low(F e, F o) { KVARN_EACH(i & 1 ? o.v[i / 2] : e.v[i / 2]); }
+static inline F zip_high(F e, F o) { KVARN_EACH(i & 1 ? o.v[8 + i / 2] : e.v[8 + i / 2]); }
+static inline void store_bf16(uint16_t* p, F x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = round_bf16(x.v[i]);
+}
+
+#undef KVARN_EACH
+
+static inline float reduce_add(F x) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) x.v[i] = x.v[i] + x.v[i + width];
+    return x.v[0];
+}
+static inline float reduce_max(F x) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) x.v[i] = x.v[i] > x.v[i + width] ? x.v[i] : x.v[i + width];
+    return x.v[0];
+}
+static inline uint32_t largest_bits(F x, F y) {
+    uint32_t most = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t a = bits_of<uint32_t>(x.v[i]) & 0x7fffffffu, b = bits_of<uint32_t>(y.v[i]) & 0x7fffffffu;
+        most = larger(most, larger(a, b));
+    }
+    return most;
+}
+static inline int32_t store_i8(int8_t* p, I x) {
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        p[i] = int8_t(x.v[i] > 127 ? 127 : x.v[i] < -128 ? -128 : x.v[i]);
+        sum += p[i];
+    }
+    return sum;
+}
+
+}  // namespace kvarn::KVARN_ISA
