@@ -2,15 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    backend,
-    bits,
-    chunks,
-    drive,
-    inputs,
-    run,
-)
+from support.harness import Driven, backend, bits, chunks, drive, inputs, run
 
 from kvarn.backends.base import Counters
 from kvarn.backends.host import Table, over_pages

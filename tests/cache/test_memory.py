@@ -6,13 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from support.caches import SPEC, cache_of, write_step
-from support.harness import (
-    Driven,
-    chunks,
-    inputs,
-    run,
-    using,
-)
+from support.harness import Driven, chunks, inputs, run, using
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.plan import CacheConfig, plan
