@@ -1,8 +1,8 @@
-"""What a decode step costs in bookkeeping, and that it does not grow with the context.
+"""Measures the bookkeeping of a decode step, and that its time does not depend on the context length.
 
-256 sequences, one token each: reserve + prepare + apply (the host's tables) + advance + commit, no kernels. The two
-context lengths are timed in turn within one run and compared by medians over whole block cycles, so that every
-alignment weighs the same.
+256 sequences, one token each: reserve, prepare, apply (the host's tables), advance, commit; no kernels.
+Two context lengths are measured alternately. A round is as many steps as a block has slots, so every
+alignment counts equally. The result is the median of the rounds.
 
     python bench/bookkeeping.py [--json]
 """
@@ -26,7 +26,7 @@ SHORT, LONG = 128, 8192
 ROUNDS = 9
 TARGET_RATIO, TARGET_US = 1.2, 5.0
 
-SPEC = LayerSpec(9, 3, k_dim=1, v_dim=1)  # the cells are never touched: one element keeps the arena small
+SPEC = LayerSpec(9, 3, k_dim=1, v_dim=1)  # no kernel reads the cells, so small heads save memory
 GEMMA = [LayerSpec(4, 1, 1, 1, window=512)] * 5 + [LayerSpec(4, 1, 1, 1)]
 CASES = {
     "contiguous": dict(layers=[SPEC], strategy="contiguous"),
@@ -45,7 +45,7 @@ class Caching(NamedTuple):
 
 
 def grown(case: dict, length: int) -> Caching:
-    """A cache whose sequences all have `length` tokens, different in content."""
+    """A cache whose sequences all have `length` tokens. No two sequences have equal tokens."""
     config = CacheConfig(context=LONG + 2 * BLOCK * ROUNDS, max_seqs=SEQUENCES, codec="bf16", **case)
     planned = plan(config)
     cache, memory, seqs = KVCache(planned), Reference().memory(planned), list(range(SEQUENCES))

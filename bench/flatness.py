@@ -1,4 +1,4 @@
-"""What a decoded token costs as the context grows: no more than the bytes it must read.
+"""Measures how the time of a decoded token grows with the context: only by the bytes that it reads.
 
 The measurement and the line through it are in kvarn.bench.flatness.
 
@@ -39,9 +39,9 @@ def main() -> None:
     points = measure(llm, Setup(args.cache, args.cache_type), depths, args.n, args.repetitions)
     line = fit(points, bandwidth.at, llm.config.n_layers, llm.config.n_heads)
     if args.out:
-        found = {"model": args.model, "cache": args.cache, "cache_type": args.cache_type}
-        found |= {"points": points, "fit": line, "machine": facts(bandwidth)}
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"model": args.model, "cache": args.cache, "cache_type": args.cache_type}
+        result |= {"points": points, "fit": line, "machine": facts(bandwidth)}
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{args.model}, {args.cache} {args.cache_type}, {bandwidth.threads} threads\n")
     header = ("depth", "ms/token", "spread", "MB/token", "GB/s", "Python")
     print_table(header, [describe(point) for point in points], left=0)

@@ -1,6 +1,6 @@
-"""Reading models: seconds to open GGUF files, here and with the gguf package, and MB/s of widening by type.
+"""Measures the time to open GGUF files with kvarn and with the gguf package, and the speed of dequantization by type.
 
-python bench/loading.py [FILE.gguf ...]        one core; the package's reader takes seconds a file
+python bench/loading.py [FILE.gguf ...]        one core; the package's reader takes seconds per file
 """
 
 import sys
@@ -19,12 +19,12 @@ ROWS, COLUMNS, TYPES = 1024, 4096, sorted(READABLE, key=lambda name: (len(name),
 
 
 def best(run: Callable[[], object], times: int) -> float:
-    found = []
+    seconds = []
     for _ in range(times):
         start = time.perf_counter()
         run()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def main() -> None:

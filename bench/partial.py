@@ -1,7 +1,7 @@
-"""What reusing part of a block costs: copying its first tokens in every layer, against computing them.
+"""Compares reusing a part of a block (copying its first tokens in every layer) with computing these tokens.
 
-python bench/partial.py            # SmolLM2's shape: 30 layers, 3 KV heads of 64, bf16
-python bench/partial.py smollm2    # and the time of one prompt token, on the model itself
+python bench/partial.py            # copies, for SmolLM2's shape: 30 layers, 3 KV heads of 64, bf16
+python bench/partial.py smollm2    # also measures one prompt token on the model
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""What serving costs: the gap that a long prompt makes in others' answers, and HTTP against the engine alone.
+"""Measures the cost of serving: the delay that a long prompt causes for other answers, and the cost of HTTP.
 
 python bench/serving.py gap        # by chunk size: the longest gap between two tokens, the prompt's time
-python bench/serving.py http       # batch of 32: tokens per second offline, and through a server on loopback
+python bench/serving.py http       # batch of 32: tokens per second offline, and through a local server
 """
 
 import json
@@ -51,7 +51,7 @@ def served(url: str, seed: int) -> float:
 
 
 def http() -> None:
-    """Taken in turns, because other work on the machine changes what it gives."""
+    """Offline and served rounds alternate, so that other load on the machine affects both equally."""
     server = [sys.executable, "-c", CODE, "serve", "-m", "smollm2", "--port", "0", "-np", str(BATCH), "-c", "512"]
     with subprocess.Popen(server, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -1,6 +1,6 @@
-"""From the command to the first token: seconds until `kvarn run` writes its first byte, process start included.
+"""Measures the time from the start of the process until `kvarn run` writes its first byte.
 
-python bench/start.py [-r 9] [MODEL ...]        with a warm disk: the first run of each is not counted
+python bench/start.py [-r 9] [MODEL ...]        the first run of each model warms the disk cache and is not counted
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""The strategies side by side: prefill and decode over length x batch, memory, and with --text the perplexity.
+"""Compares the strategies: prefill and decode by length and batch, memory, and with --text the perplexity.
 
-Every strategy's repetitions are interleaved with those of a contiguous cache, so `times` is a ratio within one run; the
-row of contiguous itself shows the noise. The concatenating cache is what a cache in place replaces: the same contiguous
-step, and besides all keys and values copied into arrays longer by one, for every token. Windowed strategies see WINDOW
-tokens: beyond that length they do less work for another answer.
+The repetitions of a strategy are interleaved with those of a contiguous cache. `times` is the ratio of the
+two. The row of contiguous itself shows the noise. `concatenating` is a naive cache: for every token it
+copies all keys and values into arrays that are longer by one, in addition to the contiguous step. Windowed
+strategies see WINDOW tokens. With longer texts they do less work and give other answers.
 
     python bench/strategies.py [-m smollm2] [-l 128,1024,4096] [-b 1,8] [-t 2] [--text FILE] [--out FILE]
 """
@@ -31,7 +31,7 @@ from kvarn.llm import LLM
 
 WINDOW = 1024
 PROMPT, GENERATED = 256, 32
-SCORED = 2048  # tokens in a window of perplexity: beyond WINDOW, so that it shows
+SCORED = 2048  # tokens of a perplexity window: more than WINDOW, so that the window has an effect
 RATES = ("pp tok/s", "times", "tg tok/s", "times", "ms/step", "GB/s")
 SETUPS = {
     "contiguous": Setup("contiguous"),
@@ -49,7 +49,7 @@ SETUPS = {
 
 
 class Concatenating(EngineSubject):
-    """For each token, every layer's keys and values move into arrays that are longer by one."""
+    """Copies the keys and values of every layer into longer arrays for each token."""
 
     def measure(self, case: Case) -> Reading:
         specs = self.engine.program.config.layer_specs
@@ -71,9 +71,9 @@ def shape(spec: Any, case: Case) -> tuple[int, int, int]:
 
 
 def sweep(llm: LLM, length: int, batch: int, repetitions: int, bandwidth: Bandwidth) -> list[dict[str, Any]]:
-    """All strategies at one length and batch, each in turn with a contiguous cache."""
+    """All strategies at one length and batch, each interleaved with a contiguous cache."""
     cases = [Case("pp", min(PROMPT, length), max(length - PROMPT, 0), batch), Case("tg", GENERATED, length, batch)]
-    context = max(case.context for case in cases)  # also what `auto` decides by
+    context = max(case.context for case in cases)  # `auto` chooses by it
     ids = RandomIds(llm.config.vocab_size, context)
     plain = EngineSubject(build(llm, SETUPS["contiguous"], context, batch), batch, ids, llm.program.nbytes)
     rows = []
@@ -82,7 +82,7 @@ def sweep(llm: LLM, length: int, batch: int, repetitions: int, bandwidth: Bandwi
         kind = Concatenating if name == "concatenating" else EngineSubject
         try:
             ours = kind(build(llm, setup, context, batch), batch, ids, llm.program.nbytes)
-        except KvarnError as error:  # repeated, where there is nothing to repeat
+        except KvarnError as error:  # `repeated` refuses a model without GQA
             print(f"  left out: {error}", file=sys.stderr)
             continue
         for case in cases:
@@ -93,8 +93,8 @@ def sweep(llm: LLM, length: int, batch: int, repetitions: int, bandwidth: Bandwi
 
 
 def quality(llm: LLM, tokens: list[int], windows: int) -> dict[str, float]:
-    """Perplexity by strategy: equal where nothing is lost."""
-    found = {}
+    """Perplexity by strategy. It is equal for all strategies without a window."""
+    perplexities = {}
     bos = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     for name, setup in SETUPS.items():
         try:
@@ -102,8 +102,9 @@ def quality(llm: LLM, tokens: list[int], windows: int) -> dict[str, float]:
         except KvarnError:
             continue
         chunk = min(setup.chunk, SCORED)
-        found[name] = scoring.perplexity(llm.program, engine.cache, tokens, SCORED, windows, bos, chunk).ppl
-    return found
+        score = scoring.perplexity(llm.program, engine.memory, engine.cache, tokens, SCORED, windows, bos, chunk)
+        perplexities[name] = score.ppl
+    return perplexities
 
 
 def show(rows: list[dict[str, Any]], perplexities: dict[str, float]) -> None:
@@ -138,8 +139,8 @@ def main() -> None:
     parser.add_argument("-b", "--batches", default="1,8")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("-r", "--repetitions", type=int, default=5)
-    parser.add_argument("--text", help="measure perplexity over this file, too")
-    parser.add_argument("--windows", type=int, default=4, help="of the text")
+    parser.add_argument("--text", help="also measure perplexity on this file")
+    parser.add_argument("--windows", type=int, default=4, help="windows of the text to score")
     parser.add_argument("--out", type=Path, help="write the JSON of this run here")
     args = parser.parse_args()
     bandwidth = Bandwidth(args.threads or default_threads())
@@ -150,8 +151,8 @@ def main() -> None:
             rows += sweep(llm, length, batch, args.repetitions, bandwidth)
     perplexities = quality(llm, llm.tokenizer.encode(read_text(args.text)), args.windows) if args.text else {}
     if args.out:
-        found = {"model": args.model, "rows": rows, "perplexity": perplexities, "machine": facts(bandwidth)}
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        result = {"model": args.model, "rows": rows, "perplexity": perplexities, "machine": facts(bandwidth)}
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     show(rows, perplexities)
 
 

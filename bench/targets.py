@@ -1,6 +1,8 @@
-"""The speed that kvarn promises on two cores: target, measured, pass.
+"""Compares the measured speed on two cores with kvarn's targets.
 
-The runs, the targets and the verdicts are in kvarn.bench.targets; the command of each run stands in the raw JSON.
+The runs, the targets and the verdicts are in kvarn.bench.targets. The raw JSON contains the command of each
+run. Two environment variables name Python interpreters with llama-cpp-python: KVARN_PEER_PYTHON (built for
+AVX-512) and KVARN_PEER_PYTHON_AVX2. Without them, ratios are not measured.
 
     python bench/targets.py [--out FILE] [--only WORD] [-r 5]
 """
@@ -25,7 +27,7 @@ def main() -> None:
     for run in chosen:
         print(f"{run.name}: kvarn bench {run.flags}", file=sys.stderr, flush=True)
         results[run.name] = execute(run, args.repetitions)
-        if args.out:  # after each: a long run that is stopped has not been for nothing
+        if args.out:  # write after each run, so that an interrupted session keeps its results
             args.out.write_text(json.dumps({"runs": results}, indent=1) + "\n", encoding="utf-8")
     lines = [line for target in TARGETS if target.run in results for line in verdicts(target, results[target.run])]
     if "deep" in results:

@@ -1,8 +1,8 @@
-"""How long a tokenizer takes to construct and to encode, and what deriving merges in Python would cost instead.
+"""Measures how long a tokenizer takes to construct, encode and decode, and the time to derive merges in Python.
 
     python bench/tokenization.py MODEL.gguf ...
 
-Reads GGUF with the PyPI package gguf. Non-goal: comparing with other engines.
+Needs the PyPI package gguf. Non-goal: a comparison with other engines.
 """
 
 import sys
@@ -25,16 +25,16 @@ def timed(action: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def derived_merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every way to join two tokens into a third, best score first."""
+    """All pairs of tokens that join to a third token, best score first."""
     ids = {token: id for id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     scores = metadata["tokenizer.ggml.scores"]
-    found = [
+    pairs = [
         (-scores[id], ids[token[:cut]], token[:cut], token[cut:])
         for token, id in ids.items()
         for cut in range(1, len(token))
         if token[:cut] in ids and token[cut:] in ids
     ]
-    return [(left, right) for _, _, left, right in sorted(found)]
+    return [(left, right) for _, _, left, right in sorted(pairs)]
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""What a block size costs in unused cells, and what a number of blocks holds.
+"""Measures the unused cells by block size, and the number of sequences that a cache holds.
 
-Sequences of random length (a log-normal mix of short chats and long documents) arrive until the cache is full; waste is
-the share of allocated slots that hold no token. Contiguous slabs of the same byte budget stand beside as the baseline.
+Sequences of random length (log-normal: many short chats, some long documents) arrive until the cache is
+full. Waste is the share of allocated slots that hold no token. The baseline is contiguous slabs with the
+same number of bytes.
 
     python bench/waste.py [--json]
 """
@@ -16,9 +17,9 @@ from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
 CONTEXT = 4096
-SPEC = LayerSpec(n_heads=32, n_kv_heads=4, k_dim=1, v_dim=1)  # TinyLlama's heads; the cells are never touched
+SPEC = LayerSpec(n_heads=32, n_kv_heads=4, k_dim=1, v_dim=1)  # TinyLlama's heads; no cell is used
 BYTES_PER_TOKEN = 2 * 4 * 2
-TOKENS = (8_192, 32_768, 131_072)  # what the budget holds
+TOKENS = (8_192, 32_768, 131_072)  # size of the cache in tokens
 TRIALS = 5
 
 
@@ -27,7 +28,7 @@ def lengths(rng: random.Random) -> int:
 
 
 def fill(block_size: int | None, tokens: int, seed: int) -> tuple[int, float]:
-    """(sequences held, waste) when the first sequence that does not fit arrives."""
+    """(sequences held, waste) when the first sequence does not fit."""
     rng = random.Random(seed)
     strategy = "contiguous" if block_size is None else "paged"
     config = CacheConfig(

@@ -1,7 +1,7 @@
-"""The write costs the same at token 1, 1,000 and 4,000: bytes exactly, time within noise.
+"""Measures the write of one token at positions 1, 1,000 and 4,000: equal bytes, and equal time within noise.
 
-One decode step's write of one layer (SmolLM2's heads, bf16) through the reference backend; the three lengths are timed
-in turn.
+One decode step of one layer (SmolLM2's heads, bf16) on the reference backend. The three lengths are
+measured alternately.
 
     python bench/write.py [--json]
 """
@@ -26,7 +26,7 @@ ROUNDS = 300
 
 
 def prepared(strategy: str, length: int) -> HostMemory:
-    """Memory with a step applied that writes token number `length`."""
+    """Memory in which a step that writes token number `length` was applied."""
     window = 512 if STRATEGIES[strategy].windowed else None
     planned = plan(CacheConfig([SPEC], 4096, strategy, "bf16", window=window))
     cache, memory = KVCache(planned), Reference().memory(planned)
@@ -47,12 +47,12 @@ def measure(strategy: str) -> dict[str, list[float]]:
     k = np.ones((1, SPEC.n_kv_heads, SPEC.k_dim), np.float32)
     times: list[list[float]] = [[] for _ in LENGTHS]
     for _ in range(ROUNDS):
-        for memory, found in zip(memories, times, strict=True):
+        for memory, us in zip(memories, times, strict=True):
             start = time.perf_counter()
             memory.write(0, k, k)
-            found.append((time.perf_counter() - start) * 1e6)
+            us.append((time.perf_counter() - start) * 1e6)
     written = [memory.counters.written / ROUNDS for memory in memories]
-    return {"bytes": written, "us": [statistics.median(found) for found in times]}
+    return {"bytes": written, "us": [statistics.median(us) for us in times]}
 
 
 def main() -> None:

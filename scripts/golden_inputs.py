@@ -1,4 +1,4 @@
-"""The token ids that scripts/golden_llamacpp.py feeds to llama.cpp, by kvarn's own tokenizer.
+"""Writes the token ids that scripts/golden_llamacpp.py gives to llama.cpp, from kvarn's tokenizer.
 
 python scripts/golden_inputs.py MODEL TEXT OUT.json
 """
@@ -17,17 +17,17 @@ PROMPTS = (
     "The capital of France is",
     "In the year 2050, people will",
 )
-CHARACTERS = 120_000  # more than 40 windows of 512 tokens of any vocabulary
+CHARACTERS = 120_000  # more than 40 windows of 512 tokens with any vocabulary
 
 
 def main() -> None:
     model, text, out = sys.argv[1:]
     tokenizer = tokenizer_of(open_checkpoint(Path(model)))
-    known = {
+    inputs = {
         "text": tokenizer.encode(Path(text).read_text(encoding="utf-8")[:CHARACTERS]),
         "prompts": {prompt: tokenizer.encode(prompt) for prompt in PROMPTS},
     }
-    Path(out).write_text(json.dumps(known) + "\n")
+    Path(out).write_text(json.dumps(inputs) + "\n")
 
 
 if __name__ == "__main__":

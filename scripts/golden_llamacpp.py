@@ -1,15 +1,17 @@
-"""Golden data from llama.cpp: what it predicts over known text, and its greedy continuations.
+"""Writes golden data from llama.cpp: its predictions over a text, and its greedy continuations of prompts.
 
-    pip install xllamacpp gguf numpy      (in an environment of its own)
+    pip install xllamacpp gguf numpy      (in a separate environment)
     python scripts/golden_llamacpp.py MODEL.gguf NAME --tokens TOKENS.json --out tests/golden
     python scripts/golden_llamacpp.py MODEL.gguf NAME-f32 --widened --tokens TOKENS.json --out tests/golden
 
-Writes OUT/NAME.json: the first 512 token ids of the text, at each position llama.cpp's most likely next token and its
-margin in nats over the second, and greedy continuations of five prompts with their margins. The cache is f32 without
-flash attention: llama.cpp at its most exact. Test data, made once and committed.
+OUT/NAME.json has the first 512 token ids of the text. For each position it has llama.cpp's most likely
+next token, and the margin in nats to the second. It also has greedy continuations of five prompts with
+their margins. llama.cpp is most exact with an f32 cache and without flash attention, so these are set.
+The result is committed as test data.
 
-With --widened llama.cpp runs a copy of the model with f32 weights, and so without rounding activations to 8 bits. With
---batched it reads the text in one batch, which should not matter; --against counts where that changed its mind.
+--widened    use a copy of the model with f32 weights, so that activations are not rounded to 8 bits
+--batched    compute the text in one batch; this should not change the predictions
+--against    compare the predictions with an earlier result
 """
 
 import argparse
@@ -25,7 +27,7 @@ from widen_gguf import widen
 
 TOKENS = 512
 ANSWER = 32
-CERTAIN = 1000.0  # nats of bias
+CERTAIN = 1000.0  # a bias in nats that forces a token
 
 
 def open_server(path: str, threads: int = 2) -> xllamacpp.Server:
@@ -47,7 +49,7 @@ def open_server(path: str, threads: int = 2) -> xllamacpp.Server:
 
 @contextmanager
 def serve(path: str, widened: bool, threads: int) -> Iterator[xllamacpp.Server]:
-    """llama.cpp with the model, or with a widened copy that is deleted afterwards."""
+    """llama.cpp with the model, or with a temporary widened copy."""
     if not widened:
         yield open_server(path, threads)
         return
@@ -58,8 +60,10 @@ def serve(path: str, widened: bool, threads: int) -> Iterator[xllamacpp.Server]:
 
 
 def ask(server: xllamacpp.Server, prompt: list[int], n_probs: int, bias: list[list]) -> dict | None:
-    """The next token and its alternatives, {"id": .., "logprob": .., "top_logprobs": [..]}. The probabilities are the
-    model's own, whatever the bias on the choice. None for half a character: llama.cpp then reports nothing."""
+    """The next token and its alternatives, {"id": .., "logprob": .., "top_logprobs": [..]}.
+
+    The bias changes the choice, but not the reported probabilities. None if the token is an incomplete
+    character, because llama.cpp then reports nothing."""
     request = {
         "prompt": prompt,
         "n_predict": 1,
@@ -81,8 +85,8 @@ def ask(server: xllamacpp.Server, prompt: list[int], n_probs: int, bias: list[li
     return logprobs and logprobs["content"][0]
 
 
-def ask_aloud(server: xllamacpp.Server, prompt: list[int], n_probs: int) -> dict:
-    """The same where llama.cpp would report nothing: it says the first token it can in place of the likely one."""
+def ask_forced(server: xllamacpp.Server, prompt: list[int], n_probs: int) -> dict:
+    """Like `ask`, for prompts where it returns None: force another token, the first for which llama.cpp reports."""
     steps = (ask(server, prompt, n_probs, [[token, CERTAIN]]) for token in count())
     return next(step for step in steps if step)
 
@@ -90,7 +94,7 @@ def ask_aloud(server: xllamacpp.Server, prompt: list[int], n_probs: int) -> dict
 def predict(server: xllamacpp.Server, prompt: list[int], n_probs: int = 2) -> dict:
     step = ask(server, prompt, n_probs, [])
     if step is None:
-        step = ask_aloud(server, prompt, n_probs)
+        step = ask_forced(server, prompt, n_probs)
         step["id"] = step["top_logprobs"][0]["id"]
     return step
 
@@ -101,8 +105,10 @@ def margin(step: dict) -> float:
 
 
 def read(server: xllamacpp.Server, text: list[int], batched: bool) -> dict:
-    """The most likely token after each prefix. Prefixes of growing length feed one token each; the longest first feeds
-    all in one batch, and each shorter one then computes its last token again over the cache of that batch."""
+    """The most likely token after each prefix of the text.
+
+    By default prefixes grow, and each computes one more token. If `batched`, the longest prefix comes
+    first and computes all tokens in one batch. Each shorter prefix then recomputes only its last token."""
     ends = range(1, len(text))
     steps = {end: predict(server, text[:end]) for end in (reversed(ends) if batched else ends)}
     return {
@@ -141,10 +147,10 @@ def main() -> None:
     parser.add_argument("--against", help="an earlier result to compare with")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    known = json.loads(Path(args.tokens).read_text())
+    inputs = json.loads(Path(args.tokens).read_text())
     with serve(args.model, args.widened, args.threads) as server:
-        result = read(server, known["text"][:TOKENS], args.batched)
-        result["greedy"] = [continuation(server, prompt, ids) for prompt, ids in known["prompts"].items()]
+        result = read(server, inputs["text"][:TOKENS], args.batched)
+        result["greedy"] = [continuation(server, prompt, ids) for prompt, ids in inputs["prompts"].items()]
     out = Path(args.out) / f"{args.name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result) + "\n")

@@ -1,10 +1,10 @@
-"""Golden data from llama.cpp for tiny random models of every architecture and rope scaling.
+"""Writes golden data from llama.cpp for tiny random models of every architecture and rope scaling.
 
-    pip install xllamacpp gguf numpy      (in an environment of its own)
-    python scripts/golden_tiny.py
+    pip install xllamacpp gguf numpy      (in a separate environment)
+    python scripts/golden_tiny.py [VARIANT ...]      (without a name: all of them)
 
-Writes tests/golden/tiny.json: for each variant the eight most likely next tokens and their log-probabilities at every
-position of 60 random tokens. The models are made by tests/support/tiny_gguf.py, the same bytes each time.
+tests/golden/tiny.json has, for each variant and each of 60 random tokens, the eight most likely next tokens
+and their log-probabilities. tests/support/tiny_gguf.py makes the models, always with the same bytes.
 """
 
 import json
@@ -20,9 +20,10 @@ from support import tiny_gguf  # noqa: E402
 
 
 def main() -> None:
-    golden = {}
+    out = ROOT / "tests" / "golden" / "tiny.json"
+    golden = json.loads(out.read_text()) if out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        for variant in tiny_gguf.VARIANTS:
+        for variant in sys.argv[1:] or tiny_gguf.VARIANTS:
             server = golden_llamacpp.open_server(str(tiny_gguf.write(Path(folder) / f"{variant}.gguf", variant)))
             text = tiny_gguf.tokens(variant)
             steps = []
@@ -32,7 +33,6 @@ def main() -> None:
             golden[variant] = steps
             print(variant, steps[-1][:3], flush=True)
             del server
-    out = ROOT / "tests" / "golden" / "tiny.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(golden) + "\n")
 

@@ -1,10 +1,9 @@
-"""Asks llama.cpp for the tokens of the hard texts and writes tests/golden/tokens-NAME.json.gz.
+"""Writes tests/golden/tokens-NAME.json.gz: llama.cpp's tokens of the hard texts.
 
     python scripts/golden_tokens.py MODEL_FOLDER [NAME ...]
 
-Needs the PyPI packages xllamacpp and gguf; run it when tests/support/hard_texts.py
-changes. The tests only read its result.
-Each text is asked for twice: as plain text and with control tokens recognized.
+Needs the PyPI packages xllamacpp and gguf. Run it when tests/support/hard_texts.py changes; the tests only
+read its result. Each text is tokenized twice: as plain text, and with control tokens recognized.
 """
 
 import http.client

@@ -1,9 +1,9 @@
-"""Which part of kvarn may import which: `make check` refuses anything else.
+"""Checks which part of kvarn imports which. `make check` runs it.
 
     python scripts/imports.py [SOURCE]
 
-ALLOWED lists, for the parts that must stay independent, all that they may import of kvarn and of other packages. The
-import graph over parts (a package, or a module that lies at the top) has no cycle.
+A part is a package or a top-level module of kvarn. ALLOWED lists, for some parts, everything that they may
+import from kvarn and from other packages. The import graph over all parts must have no cycle.
 """
 
 import ast
@@ -18,39 +18,39 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"graph", "cache.spec", "errors", "numpy"},
     "text": {"errors", "native", "numpy", "jinja2", "tokenizers"},
     "loading": {"arrays", "errors", "models", "graph", "numpy", "gguf", "safetensors", "huggingface_hub"},
-    # The engine speaks token ids: no text, no HTTP, no metrics, and of the backends the interface alone.
+    # The engine works on token ids: no text, no HTTP, no metrics, and only the interface of backends.
     "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "numpy"},
     "jobs": {"engine", "text", "errors"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "numpy"},
 }
-# The extension has one door, and these are all who use it.
+# Only these parts may import the native extension.
 NATIVE = {"native", "arithmetic", "text", "backends", "bench"}
 
 
 def imports(path: Path) -> set[str]:
-    """Modules by their full names."""
-    found = set()
+    """Full names of the modules that a file imports."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"kvarn.{alias.name}" for alias in node.names} if node.module == "kvarn" else {node.module}
-    return found
+            names |= {f"kvarn.{alias.name}" for alias in node.names} if node.module == "kvarn" else {node.module}
+    return names
 
 
 def part_of(module: str) -> str:
-    """The package or the top module that a module of kvarn belongs to."""
+    """The package or top-level module of kvarn that a module belongs to."""
     return module.split(".")[1] if "." in module else module
 
 
 def edges(source: Path) -> dict[str, dict[str, Path]]:
-    """part -> what it imports -> a file that does."""
-    found: dict[str, dict[str, Path]] = {}
+    """part -> imported module -> one file that imports it."""
+    graph: dict[str, dict[str, Path]] = {}
     for path in sorted(source.rglob("*.py")):
         part = path.relative_to(source).parts[0].removesuffix(".py")
         for name in imports(path):
-            found.setdefault(part, {}).setdefault(name, path)
-    return found
+            graph.setdefault(part, {}).setdefault(name, path)
+    return graph
 
 
 def violations(source: Path = SOURCE) -> list[str]:
@@ -72,22 +72,22 @@ def violations(source: Path = SOURCE) -> list[str]:
 
 
 def cycles(parts: dict[str, set[str]]) -> list[list[str]]:
-    """Each found once, by walking depth first."""
-    found: list[list[str]] = []
+    """The cycles of the graph, by depth-first search."""
+    result: list[list[str]] = []
     done: set[str] = set()
 
-    def walk(part: str, way: list[str]) -> None:
-        if part in way:
-            found.append([*way[way.index(part) :], part])
+    def walk(part: str, path: list[str]) -> None:
+        if part in path:
+            result.append([*path[path.index(part) :], part])
             return
         if part not in done:
             for other in sorted(parts.get(part, ())):
-                walk(other, [*way, part])
+                walk(other, [*path, part])
             done.add(part)
 
     for part in sorted(parts):
         walk(part, [])
-    return found
+    return result
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""llama.cpp's perplexity of a text by its own protocol (src/kvarn/scoring.py), for a model that adds no BOS.
+"""Measures llama.cpp's perplexity of a text, with the windows of src/kvarn/engine/scoring.py. No BOS is added.
 
     python scripts/perplexity_llamacpp.py MODEL.gguf --tokens TOKENS.json --windows 40 [--widened]
 
-As scripts/golden_llamacpp.py: f32 cache, no flash attention, one token at a time. The token that follows is made
-certain by a bias, and the server then tells the probability that the model itself gave it.
+The settings are those of scripts/golden_llamacpp.py: f32 cache, no flash attention, one token at a time. A
+bias forces the next token of the text. The server reports the probability without the bias.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 
 import xllamacpp
-from golden_llamacpp import CERTAIN, ask, ask_aloud, serve
+from golden_llamacpp import CERTAIN, ask, ask_forced, serve
 
 WINDOW = 512
 ALL = 1 << 20
@@ -21,7 +21,7 @@ ALL = 1 << 20
 def logprob(server: xllamacpp.Server, prompt: list[int], target: int) -> float:
     step = ask(server, prompt, 1, [[target, CERTAIN]])
     if step is None:
-        (step,) = (top for top in ask_aloud(server, prompt, ALL)["top_logprobs"] if top["id"] == target)
+        (step,) = (top for top in ask_forced(server, prompt, ALL)["top_logprobs"] if top["id"] == target)
     assert step["id"] == target
     return step["logprob"]
 

@@ -1,4 +1,4 @@
-"""Prints the tables of kvarn/text/unicode151.py from a Unicode 15.1 database: Python 3.13's own, or unicodedata2 15.1.
+"""Prints src/kvarn/text/unicode151.py from a Unicode 15.1 database: that of Python 3.13, or unicodedata2 15.1.
 
 python scripts/unicode_ranges.py > src/kvarn/text/unicode151.py
 """
@@ -14,22 +14,23 @@ except ImportError:
 VERSION = "15.1.0"
 HEADER = '''"""Unicode 15.1: which code points are letters, numbers and punctuation (general categories L, N, P).
 
-Pre-tokenizers split words by these. They are written out because a regex library brings the tables of whatever Unicode
-version it was built with, and then the same text gives other tokens. Made by scripts/unicode_ranges.py; do not edit.
+Pre-tokenizers split words by these classes. They are listed here because the tables of a regex library
+depend on its Unicode version, and other tables give other tokens. scripts/unicode_ranges.py wrote this
+file; do not edit it.
 """
 '''
 
 
 def ranges(category: str) -> str:
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for code in range(0x110000):
         if not unicodedata.category(chr(code)).startswith(category):
             continue
-        if found and found[-1][1] == code - 1:
-            found[-1][1] = code
+        if spans and spans[-1][1] == code - 1:
+            spans[-1][1] = code
         else:
-            found.append([code, code])
-    return " ".join(f"{a:X}" if a == b else f"{a:X}-{b:X}" for a, b in found)
+            spans.append([code, code])
+    return " ".join(f"{a:X}" if a == b else f"{a:X}-{b:X}" for a, b in spans)
 
 
 if unicodedata.unidata_version != VERSION:

@@ -1,9 +1,10 @@
-"""A copy of a GGUF file with every weight in f32: its metadata and names, each tensor's numbers by the `gguf` package.
+"""Copies a GGUF file with all weights in f32. The `gguf` package dequantizes the tensors.
 
     python scripts/widen_gguf.py MODEL.gguf WIDE.gguf
 
-llama.cpp multiplies quantized weights with activations rounded to 8 bits, and f32 weights with f32 activations. Run on
-the copy it predicts without that rounding from the same numbers. The copy takes up to sixteen times the space.
+llama.cpp multiplies quantized weights by activations that are rounded to 8 bits, and f32 weights by f32
+activations. With the copy it computes from the same numbers without that rounding. The copy can be
+sixteen times as large.
 """
 
 import sys
@@ -17,7 +18,7 @@ def widen(source: Path, target: Path) -> None:
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
     for field in reader.fields.values():
-        if field.name == "general.architecture" or field.name.startswith("GGUF."):  # the writer's own
+        if field.name == "general.architecture" or field.name.startswith("GGUF."):  # the writer adds these itself
             continue
         kind, *element = field.types
         writer.add_key_value(field.name, field.contents(), kind, element[-1] if element else None)

@@ -2,7 +2,7 @@
 
     from kvarn import LLM, SamplingParams
 
-Names are loaded when they are first used, so that importing the package costs nothing.
+Names are loaded when they are first used, so importing the package is fast.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,10 @@
-"""Arithmetic whose bits are ours: the same on every machine, with every NumPy and every C library.
+"""Arithmetic that gives the same bits on every machine, with every NumPy and every C library.
 
-NumPy's exp, log, sin, sum, mean, einsum and matmul choose their instructions, and with them the order in which they
-round, by processor, by array length and by a row's place in an array. What an answer depends on is computed here
-instead: elementary functions in float64 (native/elementary.hpp) and sums of products in one written order
-(native/dots.hpp). Single IEEE operations (+ - * / sqrt, comparisons, conversions) are exact everywhere and stay
-NumPy's, and so does cumsum, which has only one order.
+NumPy's exp, log, sin, sum, mean, einsum and matmul choose their instructions by processor, array length
+and position in the array. The order of rounding then differs. Results that affect an answer are
+therefore computed here: elementary functions in float64 (native/elementary.hpp) and sums of products in
+a fixed order (native/dots.hpp). Single IEEE operations (+ - * / sqrt, comparisons, conversions) are
+exact everywhere, so NumPy does them. NumPy also does cumsum, which has only one order.
 """
 
 from math import prod
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from kvarn import native
 from kvarn.arrays import Doubles, Floats
 
-_ALONE = native.Pool(1)
+_ONE_THREAD = native.Pool(1)
 
 
 def exp(x: Doubles) -> Doubles:
-    """Infinity above 709.78, 0 below -708."""
+    """The result is infinity above 709.78 and 0 below -708."""
     out = np.empty(x.shape)
     native.exp(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
     return out
@@ -38,12 +38,12 @@ def sin_cos(x: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def total(x: Doubles) -> Doubles:
-    """The sum over the last axis, from the first to the last."""
+    """The sum over the last axis, in ascending order."""
     return np.asarray(np.cumsum(x, axis=-1)[..., -1])
 
 
-def dots(a: Floats, b: Floats, pool: native.Pool = _ALONE) -> Floats:
-    """a [..., m, k] times b [..., n, k] transposed, [..., m, n]: each output in float64, rounded once."""
+def dots(a: Floats, b: Floats, pool: native.Pool = _ONE_THREAD) -> Floats:
+    """a [..., m, k] times b [..., n, k] transposed -> [..., m, n]. Each sum is in float64 and rounded once."""
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     (*batch, m, k), n = a.shape, b.shape[-2]
     out = np.empty((prod(batch), m, n), np.float32)
@@ -52,8 +52,8 @@ def dots(a: Floats, b: Floats, pool: native.Pool = _ALONE) -> Floats:
 
 
 def weigh(weights: Floats, seen: NDArray[np.bool_], v: Floats) -> Floats:
-    """weights [batch, m, j] times v [batch, j, d], [batch, m, d]; terms that are not seen [m, j] do not count, whatever
-    they hold."""
+    """weights [batch, m, j] times v [batch, j, d] -> [batch, m, d]. Terms where seen [m, j] is false are left out,
+    whatever they hold."""
     batch, m, _ = weights.shape
     out = np.empty((batch, m, v.shape[-1]), np.float32)
     native.weigh(np.ascontiguousarray(weights), np.ascontiguousarray(seen), np.ascontiguousarray(v), out)

@@ -1,4 +1,4 @@
-"""Names of array types."""
+"""Aliases of array types."""
 
 from typing import Any
 
@@ -7,4 +7,5 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Cells = NDArray[Any]  # of a codec's unit
+Bytes = NDArray[np.uint8]
+Cells = NDArray[Any]  # elements are a codec's units

@@ -1,8 +1,8 @@
-"""Errors that a caller can act on. Each message says what is wrong and what to do; none leaves state half changed."""
+"""Errors that a caller can act on. A message says what is wrong and what to do. A call that raises changes nothing."""
 
 
 class KvarnError(ValueError):
-    """Bad input or configuration: the base of every error kvarn raises on purpose."""
+    """Bad input or configuration. The base class of the errors in this module."""
 
 
 class UnknownSequence(KvarnError):
@@ -22,19 +22,20 @@ class BadArray(KvarnError):
 
 
 class BadStep(KvarnError):
-    """The verbs were called out of order, or with no tokens, or with more than was reserved."""
+    """The verbs were called in the wrong order, with no tokens, or with more tokens than were reserved."""
 
 
 class PastCapacity(KvarnError):
-    """The sequence would outgrow its context, or the step the largest chunk."""
+    """The sequence is longer than its context, or the step is longer than the largest chunk."""
 
 
 class OutOfBlocks(KvarnError):
-    """Can never fit: more blocks are needed than the cache has. (What does not fit now: `reserve` answers False.)"""
+    """The sequence needs more blocks than the cache has, so it can never fit. (If there is no room only now, `reserve`
+    returns False.)"""
 
 
 class OutOfSequences(KvarnError):
-    """Every row of the table is taken."""
+    """All sequences (max_seqs) are in use."""
 
 
 class OutOfMemory(KvarnError):
@@ -46,13 +47,13 @@ class PromptTooLong(KvarnError):
 
 
 class QueueFull(KvarnError):
-    """As many requests wait as may: try again later."""
+    """The queue is full: try again later."""
 
 
 class BadModel(KvarnError):
-    """A model file or folder is damaged, incomplete, or of a kind that kvarn does not run.
+    """A model file or folder is damaged, incomplete, or not supported.
 
-    The message stays one readable line even when it quotes a name of 64 KB or with line ends from a hostile file.
+    The message is always one short line, even if it quotes a very long name or line ends from a hostile file.
     """
 
     def __init__(self, message: str) -> None:

@@ -1,11 +1,12 @@
-"""The Python API: a model, its tokenizer and an engine behind four lines.
+"""The Python API: a model, its tokenizer and an engine.
 
     from kvarn import LLM, SamplingParams
     llm = LLM("smollm2", cache="paged")
     print(llm.generate("The quick brown fox")[0].text)
 
-Text comes in and goes out here; underneath there are only token ids. Any number of threads may use one LLM, and streams
-may be read side by side: all that is under way is computed together (`kvarn.jobs.runner`).
+This layer takes and returns text; the engine works on token ids. Any number of threads may use one LLM,
+and several streams may be read at the same time: all unfinished requests are computed together
+(`kvarn.jobs.runner`).
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -26,26 +27,30 @@ from kvarn.jobs.runner import Runner
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
-from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
+from kvarn.models.families import graph_of
 from kvarn.text.chat import ChatTemplate
-from kvarn.text.tokenizer import Tokenizer
+from kvarn.text.tokenizer import Prompt, Tokenizer
 
 __all__ = ["LLM", "Completion", "Job", "Output", "TokenLogprob"]
 
-DEFAULT_CONTEXT = 4096  # or what the model was trained for, if that is less
-
-Prompt = str | Sequence[int]
+DEFAULT_CONTEXT = 4096  # or the context of the model, if that is less
 
 
 class LLM:
-    """A model ready to answer.
+    """A loaded model.
 
-    `model` is a name (`smollm2`), a .gguf file, a folder with safetensors, or hf:org/repo[/file.gguf]. `cache` is a
-    strategy (`kvarn strategies` lists them), `cache_type` a codec. `context` bounds prompt plus answer, `max_seqs` how
-    many sequences are computed side by side, `max_batch_tokens` how many tokens a step computes at most, of which
-    `chunk_while_decoding` may be a prompt's while others decode; `max_waiting` requests may wait for their turn.
-    `backend` is `cpu`, `reference` for the slow oracle in NumPy, or an open one."""
+    model                   a name (`smollm2`), a .gguf file, a folder with safetensors, or
+                            hf:org/repo[/file.gguf]
+    cache                   a cache strategy; `kvarn strategies` lists them
+    cache_type              a codec
+    context                 most tokens of a prompt and its answer together
+    max_seqs                most sequences that are computed at the same time
+    max_batch_tokens        most tokens of a step
+    chunk_while_decoding    most prompt tokens of a step in which other sequences decode
+    max_waiting             most requests in the queue
+    backend                 `cpu`, `reference` (NumPy, slow, the oracle), or an open Backend
+    """
 
     def __init__(
         self,
@@ -89,7 +94,7 @@ class LLM:
         )
         planned = plan(config, self.backend.default_layout)
         _check_memory(planned.nbytes, self.backend)
-        memory = self.backend.memory(planned)  # before the weights: what does not fit is refused at once
+        memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
         self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
         self.engine = Engine(self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids)
@@ -104,11 +109,11 @@ class LLM:
         return self.engine.memory
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
-        """Continue each prompt (text, or token ids); all of them are computed together. If one fails through a fault,
-        that is raised."""
+        """Continue each prompt (text, or token ids). All prompts are computed together. If one fails, its error is
+        raised."""
         jobs: list[Job] = []
         try:
-            for prompt in _batch(prompts):  # one that is refused takes those before it out of the queue
+            for prompt in _batch(prompts):  # if one prompt is refused, the earlier ones are cancelled
                 jobs.append(self.start(prompt, params or SamplingParams()))
             for job in jobs:
                 self.runner.wait(job)
@@ -118,15 +123,15 @@ class LLM:
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """The text of one completion, piece by piece. Leaving the loop early frees what it held."""
+        """The text of one completion, piece by piece. Leaving the loop early cancels the request."""
         yield from self.stream_job(self.start(prompt, params or SamplingParams()))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Output:
-        """Answer a conversation, [{"role": "user", "content": "..."}], in the model's own template."""
+        """Answer a conversation, [{"role": "user", "content": "..."}], with the model's chat template."""
         return self.generate(self.render(messages), params)[0]
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The token ids of a conversation, ready for the answer."""
+        """The token ids of a conversation, up to the start of the answer."""
         return self.tokenizer.encode(self.template.render(messages), special=True)
 
     @cached_property
@@ -137,7 +142,7 @@ class LLM:
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
     def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> Job:
-        """Queue a prompt; `stream_job` runs it. Turns of one `conversation` keep its history in the cache."""
+        """Queue a prompt; `stream_job` runs it. Prompts of one `conversation` reuse its history in the cache."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self.runner.add(tokens, params, conversation=conversation)
 
@@ -146,17 +151,17 @@ class LLM:
         try:
             while not done:
                 self.runner.advance(lambda: job.done or text.ready)
-                done = job.done  # asked before the text is taken: nothing is written after it
+                done = job.done  # read before `take`: no text is added after it is true
                 if piece := text.take():
                     yield piece
-            self.runner.wait(job)  # for what made it fail
+            self.runner.wait(job)  # raises the error of a failed request
         finally:
             self.runner.cancel(job)
 
 
-def context_of(config: ModelConfig, asked: int | None) -> int:
-    """None: a common one; 0: all that the model was trained for."""
-    return min(config.context, DEFAULT_CONTEXT) if asked is None else asked or config.context
+def context_of(config: ModelConfig, context: int | None) -> int:
+    """The context to use. None: the default; 0: the longest that the model was trained for."""
+    return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
 
 
 def _check_memory(wanted: int, backend: Backend) -> None:
@@ -169,7 +174,7 @@ def _check_memory(wanted: int, backend: Backend) -> None:
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, text or ids, or several of them -> several."""
+    """A list of prompts, from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]
     several = [prompt for prompt in prompts if isinstance(prompt, str | Sequence)]

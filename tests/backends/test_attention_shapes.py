@@ -20,10 +20,11 @@ from support.harness import (
     run,
     workload,
 )
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.backends.reference import Reference, dense
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS

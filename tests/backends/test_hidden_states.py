@@ -7,6 +7,7 @@ import pytest
 from support import tiny_gguf
 from support.harness import Driven, bits, load_program, load_weights, pool
 from support.native_program import emitted
+from support.tiny_models import ARCHITECTURES, GOLDEN
 
 from kvarn.backends.base import Memory
 from kvarn.backends.cpu import Cpu
@@ -34,12 +35,12 @@ def begin(program: CpuProgram | ReferenceProgram, backend: Reference | Cpu) -> t
     return cache.memory, cache.book.prepare([0])
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize("variant", ARCHITECTURES)
 def test_hidden_states_equal_those_of_the_reference(variant: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
     slow = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
     expected = hidden(slow, Reference(), list(range(len(TOKENS))))
-    embedding = checkpoint.tensor("token_embd.weight" if variant == "gemma3" else "output.weight")
+    embedding = checkpoint.tensor("token_embd.weight" if variant in tiny_gguf.TIED else "output.weight")
     for threads in (1, 3):
         program, place = load_program(checkpoint, pool(threads)), Cpu(pool(threads))
         for rows in ROWS:
@@ -54,15 +55,15 @@ def test_hidden_states_that_are_not_there_are_refused(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", "llama"))
     program = emitted(checkpoint, pool())
     with pytest.raises(ValueError, match=r"the last step's are \[0, 0\], out is .*1, 128"):
-        program.hidden(np.empty((1, tiny_gguf.HIDDEN), np.float32))
+        program.hidden(np.empty((1, GOLDEN.hidden), np.float32))
     cache = Driven(CacheConfig(checkpoint.config.layer_specs, 32, "paged", "f32"), Cpu(pool()))
     cache.open(0)
     cache.reserve(0, len(TOKENS))
     cache.prepare([0])
     logits = np.empty((2, align(program.vocabulary, LANES)), np.float32)
     program.run(cache.memory.view, np.array(TOKENS), cache.host.positions, np.array([1, 2]), logits)
-    with pytest.raises(ValueError, match=rf"the last step's are \[2, {tiny_gguf.HIDDEN}\]"):
-        program.hidden(np.empty((3, tiny_gguf.HIDDEN), np.float32))
+    with pytest.raises(ValueError, match=rf"the last step's are \[2, {GOLDEN.hidden}\]"):
+        program.hidden(np.empty((3, GOLDEN.hidden), np.float32))
     program.reserve(4 * len(TOKENS))  # workspaces move
     with pytest.raises(ValueError, match=r"the last step's are \[0, 0\]"):
-        program.hidden(np.empty((2, tiny_gguf.HIDDEN), np.float32))
+        program.hidden(np.empty((2, GOLDEN.hidden), np.float32))

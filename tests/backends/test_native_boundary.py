@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support import tiny_models
 from support.harness import Driven, pool
 from support.native_program import emitted
+from support.tiny_files import write_gguf
+from support.tiny_models import LOADING
 
 from kvarn import native
 from kvarn.backends.cpu import Cpu
@@ -215,7 +216,10 @@ class Step:
 
 
 STEPS = {
-    "a token outside": (dict(tokens=np.array([1, 2, tiny_models.VOCAB])), "token 48 lies outside the vocabulary of 48"),
+    "a token outside": (
+        dict(tokens=np.array([1, 2, LOADING.vocab_size])),
+        "token 48 lies outside the vocabulary of 48",
+    ),
     "a negative token": (dict(tokens=np.array([1, -2, 3])), "token -2"),
     "tokens of i32": (dict(tokens=i32(1, 2, 3)), "run: tokens.*int64 is needed"),
     "too many tokens": (dict(tokens=np.arange(4), positions=i32(0, 1, 2, 3)), "prepared for 3 tokens, not for 4"),
@@ -235,7 +239,7 @@ class Loaded(NamedTuple):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory):
-    checkpoint = open_checkpoint(tiny_models.write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama"))
+    checkpoint = open_checkpoint(write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "llama"))
     return Loaded(checkpoint.config, emitted(checkpoint, pool()))
 
 
@@ -248,7 +252,7 @@ def prepared(specs) -> Driven:
 
 
 def run(program, cache: Driven, **spoiled) -> None:
-    right = dict(tokens=np.arange(3), positions=i32(0, 1, 2), rows=np.array([2]), logits=cells(1, tiny_models.VOCAB))
+    right = dict(tokens=np.arange(3), positions=i32(0, 1, 2), rows=np.array([2]), logits=cells(1, LOADING.vocab_size))
     given = Step(**(right | spoiled))
     program.native.run(cache.memory.view, given.tokens, given.positions, given.rows, given.logits)
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from support.harness import Driven, backend, bits, chunks, drive, inputs, run
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.backends.reference import Reference
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_gguf
+from support.tiny_models import GOLDEN
 
 from kvarn import KvarnError, SamplingParams
 from kvarn.bench import suite
@@ -95,8 +96,8 @@ BAD = {
     "negative": ("-p -8", "-p -8: it must be at least 0"),
     "no batch": ("-b 0", "-b 0: it must be at least 1"),
     "no repetition": ("-r 0", "0 repetitions"),
-    "strategy": ("--cache paged,heap", "--cache 'heap': there are contiguous, "),
-    "codec": ("--cache-type q9", "--cache-type 'q9': there are f32, "),
+    "strategy": ("--cache paged,heap", "--cache 'heap': choose from contiguous, "),
+    "codec": ("--cache-type q9", "--cache-type 'q9': choose from f32, "),
     "too deep": ("-d 400 -p 8 -n 4", "needs a context of 409 tokens and tiny was trained for 256"),
     "batch above the step": ("-b 8 -ub 4", "a batch of 8 does not fit a step of 4 tokens"),
     "block size": ("--block-size 24 -p 8 -n 4", "it must be a power of two from 16"),
@@ -190,7 +191,7 @@ def test_a_cache_fills_once(llm: LLM) -> None:
 
 
 def test_bytes_are_the_weights_and_the_cells_of_every_step(llm: LLM) -> None:
-    per_token = tiny_gguf.LAYERS * 2 * tiny_gguf.KV * tiny_gguf.DIM * 2  # keys and values, bf16
+    per_token = GOLDEN.n_layers * 2 * GOLDEN.n_kv_heads * GOLDEN.head_dim * 2  # keys and values, bf16
     ours = subject_of(llm, 2, cache="contiguous")
     reading = ours.measure(Case("tg", 3, 100, 2))
     assert reading.steps == 3

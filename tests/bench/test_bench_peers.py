@@ -8,6 +8,7 @@ from threading import Thread
 
 import pytest
 from support import tiny_gguf
+from support.tiny_models import GOLDEN
 
 from kvarn import KvarnError
 from kvarn.bench import suite
@@ -18,7 +19,7 @@ from kvarn.bench.peers.server import Server
 from kvarn.bench.subject import Setup
 from kvarn.cli import main
 
-LONGEST = tiny_gguf.CONTEXT - 1
+LONGEST = GOLDEN.context - 1
 
 
 class Scripted:
@@ -153,5 +154,5 @@ def test_cached_tokens_of_a_server_do_not_count(url: str) -> None:
 
 
 def test_a_server_that_refuses_is_quoted(url: str) -> None:
-    with pytest.raises(KvarnError, match="is no URL of a server"):
+    with pytest.raises(KvarnError, match="is not the URL of a server"):
         Server("ftp://127.0.0.1", 256, LONGEST)

@@ -58,7 +58,7 @@ def test_refusals_are_counted_and_not_hidden(server: Served, capsys: pytest.Capt
     ("flags", "message"),
     [
         (["--url", "http://127.0.0.1:1"], "does not answer"),
-        (["--url", "ftp://x"], "give it as http://HOST:PORT"),
+        (["--url", "ftp://x"], "give one like http://127.0.0.1:8000"),
         (["--goodput", "speed:5"], "give a measure and milliseconds"),
         (["--rate", "0"], "a rate of 0.0 per second"),
         (["--requests", "0"], "requests is 0; it must be at least 1"),

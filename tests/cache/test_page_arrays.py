@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from support.harness import assert_near, backend, bits, expect, inputs
 from support.pager import SPEC
+from support.pages import over_pages
 
 from kvarn.backends.base import Counters
-from kvarn.backends.host import Table, over_pages
+from kvarn.backends.host import Table
 from kvarn.cache.codec import CODECS
 from kvarn.errors import BadArray
 

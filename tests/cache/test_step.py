@@ -55,7 +55,7 @@ def test_a_step_is_integers_that_can_be_sent_to_another_process() -> None:
     )
     assert pickle.loads(pickle.dumps(second)) == second
     cache.launched(second)
-    with pytest.raises(KvarnError, match="it has moved since this step"):
+    with pytest.raises(KvarnError, match="has changed since this step"):
         cache.launched(second)
 
 

@@ -162,7 +162,7 @@ def test_command_lines_in_a_shell(tiny: Path, line: str, status: int, error: str
 def test_invalid_byte_counts_are_refused(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--cache-bytes", "inf"])
-    assert "'inf' is no number of bytes" in capsys.readouterr().err
+    assert "'inf' is not a number of bytes" in capsys.readouterr().err
 
 
 def test_unknown_flags_show_the_command_that_does_not_know_them(capsys: pytest.CaptureFixture) -> None:

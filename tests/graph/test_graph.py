@@ -32,7 +32,7 @@ from kvarn.graph.kinds import (
 )
 from kvarn.graph.ops import Rope
 from kvarn.graph.record import Graph, Heads, Value, record
-from kvarn.models.architectures import ARCHITECTURES, forward_of, graph_of
+from kvarn.models.families import FAMILIES, graph_of
 
 # -- recording ---------------------------------------------------------------------------------------------------------
 
@@ -54,13 +54,13 @@ class Noting:
         return call
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_value_is_as_wide_as_the_array_that_the_reference_computes(architecture: str) -> None:
     notes: list[Noting] = []
 
     def forward(ops: Any, config: Any) -> Any:
         notes.append(Noting(ops))
-        return forward_of(architecture)(notes[-1], config)
+        return FAMILIES[architecture].forward(notes[-1], config)
 
     config = tiny.config_of(architecture)
     program = ReferenceProgram(config, tiny.weights_of(config), forward=forward)
@@ -122,7 +122,7 @@ REFUSED_SHAPES: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
     "heads of unequal size": (
         "llama",
         {"blk.0.attn_q.weight": (63, HIDDEN)},
-        "63 wide, which is no multiple of 4 heads",
+        "63 wide, which is not a multiple of 4 heads",
     ),
     "rope wider than a head": ("llama", {"blk.0.attn_k.weight": (16, HIDDEN)}, "16 dimensions of a head of 8"),
     "logits": ("llama", {"output.weight": (tiny.VOCAB, 47)}, r"output.weight is \(101, 47\); .* needs \(101, 48\)"),
@@ -353,14 +353,14 @@ REFUSED_GRAPHS: dict[Forward, str] = {
     two_norms: "attention of layer 3, q: a second norm, head_norm",
     ropes_that_differ: r"attention of layer 3: the ropes of q and k differ \(.*100.0.*200.0",
     rope_of_q_only: r"attention of layer 3: the ropes of q and k differ \(.* and None\)",
-    norm_of_all_heads_together: "attention of layer 3, q: rms_norm norm has other heads than attention",
+    norm_of_all_heads_together: "attention of layer 3, q: rms_norm norm has another number of heads than attention",
     q_read_twice: "attention of layer 3, q: linear q is read by others as well",
     norm_per_head_of_a_sum: "rms_norm head_norm: a norm per head is possible for q and k of attention only",
     rope_of_v: "linear kv: rope is possible for q and k of attention only",
-    sum_into_what_is_needed: "embed embed is still needed when Product writes in its place",
-    sum_of_a_value_with_itself: "linear out is still needed when Add writes in its place",
-    something_after_the_logits: "logits are its last operation",
-    no_attention: "a model has attention",
+    sum_into_what_is_needed: "embed embed is still needed when Product overwrites it",
+    sum_of_a_value_with_itself: "linear out is still needed when Add overwrites it",
+    something_after_the_logits: "last operation is not logits",
+    no_attention: "the model has no attention",
 }
 
 
@@ -370,7 +370,7 @@ def test_a_graph_that_does_not_fit_is_refused_by_name(forward: Forward, message:
         fuse(toy(forward))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_value_is_made_before_it_is_read(architecture: str) -> None:
     config = tiny.config_of(architecture)
     made: set[Value] = set()

@@ -6,22 +6,8 @@ import json
 import numpy as np
 import pytest
 from support.models import SMOLLM2, model
-from support.tiny_models import (
-    ARCHITECTURES,
-    CONTEXT,
-    FEED_FORWARD,
-    HEAD_DIM,
-    HIDDEN,
-    N_HEADS,
-    N_KV_HEADS,
-    N_LAYERS,
-    VOCAB,
-    paired,
-    safetensors,
-    weights,
-    write_gguf,
-    write_hf,
-)
+from support.tiny_files import paired, safetensors, write_gguf, write_hf
+from support.tiny_models import ARCHITECTURES, LOADING, weights
 
 from kvarn.errors import BadModel
 from kvarn.graph.ops import FactorScaling, Rope
@@ -29,6 +15,8 @@ from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.encodings import ENCODINGS
 from kvarn.loading.quants import dequantize
 from kvarn.loading.safetensors import SafetensorsFolder
+
+N_HEADS, HEAD_DIM, HIDDEN = LOADING.n_heads, LOADING.head_dim, LOADING.hidden
 
 
 def same(checkpoint, expected: dict[str, np.ndarray]) -> None:
@@ -62,14 +50,14 @@ def test_gguf_and_hugging_face_give_the_same_tensors(tmp_path, architecture, typ
 def test_config(tmp_path, architecture):
     c = open_checkpoint(write_gguf(tmp_path / "m.gguf", architecture)).config
     assert (c.architecture, c.name) == (architecture, f"tiny {architecture}")
-    assert (c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim) == (N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM)
-    assert (c.hidden, c.feed_forward, c.vocab_size, c.context) == (HIDDEN, FEED_FORWARD, VOCAB, CONTEXT)
+    sizes = ("n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden", "feed_forward", "vocab_size", "context")
+    assert {size: getattr(c, size) for size in sizes} == {size: getattr(LOADING, size) for size in sizes}
     assert (c.norm_eps, c.rope) == (2.0**-20, Rope(50000.0, HEAD_DIM))
     gemma = architecture == "gemma3"
     assert c.windows == ((16, 16) if gemma else (None, None))
     assert c.local_rope == (Rope(10000.0, HEAD_DIM) if gemma else None)
     assert c.scale == HEAD_DIM**-0.5
-    assert len(c.layer_specs) == N_LAYERS
+    assert len(c.layer_specs) == LOADING.n_layers
 
 
 def test_permutation_is_undone_row_by_row(tmp_path):

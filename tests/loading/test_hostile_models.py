@@ -5,7 +5,8 @@ import random
 
 import numpy as np
 import pytest
-from support.tiny_models import ARCHITECTURES, gguf_keys, hf_settings, weights, write_gguf, write_hf
+from support.tiny_files import gguf_keys, hf_settings, write_gguf, write_hf
+from support.tiny_models import ARCHITECTURES, weights
 
 from kvarn.errors import BadModel
 from kvarn.loading.checkpoint import open_checkpoint

@@ -1,15 +1,21 @@
 """A model's settings from GGUF keys and from config.json: spellings, defaults, traps and refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from support.tiny_models import CONTEXT, HEAD_DIM, HIDDEN, N_HEADS, N_LAYERS, weights, write_gguf, write_hf
+from support.tiny_files import write_gguf, write_hf
+from support.tiny_models import LOADING, weights
 
 from kvarn.errors import BadModel
 from kvarn.graph.ops import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from kvarn.loading.checkpoint import open_checkpoint
-from kvarn.loading.checks import known_windows
 from kvarn.loading.hf_config import hf_config
 from kvarn.models.config import ModelConfig
+from kvarn.models.windows import all_but_every_nth
+
+N_LAYERS, N_HEADS, HEAD_DIM = LOADING.n_layers, LOADING.n_heads, LOADING.head_dim
+HIDDEN, CONTEXT = LOADING.hidden, LOADING.context
 
 
 def from_gguf(tmp_path, architecture="llama", **keys) -> ModelConfig:
@@ -73,7 +79,9 @@ def test_longrope_tensors_are_refused(tmp_path):
 
 
 def test_missing_keys_have_defaults(tmp_path):
-    missing = ("qwen2.attention.head_count_kv", "qwen2.rope.freq_base", "qwen2.rope.dimension_count", "general.name")
+    keys = "head_count_kv", "key_length", "value_length"
+    missing = [f"qwen2.attention.{key}" for key in keys]
+    missing += ["qwen2.rope.freq_base", "qwen2.rope.dimension_count", "general.name"]
     tensors = weights("qwen2")
     for name in list(tensors):
         if ".attn_k." in name or ".attn_v." in name:  # as many key heads as query heads
@@ -108,6 +116,8 @@ def test_numbers_that_do_not_fit_together(tmp_path):
         from_gguf(tmp_path, rope__dimension_count=("u32", 10))
     with pytest.raises(BadModel, match="4000000000 layers and has only"):
         from_gguf(tmp_path, block_count=("u32", 4_000_000_000))
+    with pytest.raises(BadModel, match=f"{2**31} layers and has only"):  # before a list of them is made
+        from_hf(tmp_path, "qwen2", num_hidden_layers=2**31, use_sliding_window=True)
     with pytest.raises(BadModel, match="not a positive number"):
         from_gguf(tmp_path, rope__freq_base=("f32", float("nan")))
     with pytest.raises(BadModel, match="one head size for both"):
@@ -131,11 +141,13 @@ def test_windows_of_mistral_phi3_and_qwen(tmp_path):
     assert from_gguf(tmp_path, "qwen2", attention__sliding_window=("u32", 16)).windows == (None, None)
     with pytest.raises(BadModel, match="layer_types"):
         from_hf(tmp_path, "qwen3", **used, layer_types=["linear_attention"] * 2)
+    with pytest.raises(BadModel, match="layer_types covers 1 layers and the model has 2"):
+        from_hf(tmp_path, "qwen3", **used, layer_types=["full_attention"])
 
 
 def test_gemma_layers(tmp_path):
-    six = ((16,) * 5 + (None,)) * 2
-    assert known_windows("", 99, 12, 99, (16, 6)) == six
+    twelve = replace(from_gguf(tmp_path, "gemma3"), n_layers=12)
+    assert all_but_every_nth(6, 16, twelve) == ((16,) * 5 + (None,)) * 2
     assert from_gguf(tmp_path, "gemma3").windows == (16, 16)
     pattern = dict(attention__sliding_window_pattern=("u32", 2), rope__freq_base_swa=("f32", 3000.0))
     config = from_gguf(tmp_path, "gemma3", **pattern)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support import tiny_models
+from support import tiny_files
 from support.golden import NOISY_LEAD, agreement, golden, sure_tokens, wikitext
 from support.harness import Driven, bits, load_program, load_weights, pool, score, using
 from support.models import model
@@ -29,7 +29,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.scoring import perplexity
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
-from kvarn.models.architectures import graph_of
+from kvarn.models.families import graph_of
 
 MODELS = ("qwen", "gemma", "smollm2-f32", "smollm2-bf16", "smollm2")
 TOKENS = {"qwen": 33, "gemma": 70}  # of the text; the others take more
@@ -90,14 +90,14 @@ def write_folder(checkpoint: Checkpoint, folder: Path, kind: str) -> Path:
     header, at = {}, 0
     for info in checkpoint.infos:
         size = width * math.prod(info.shape)
-        name = tiny_models.hf_name("llama", info.name)
+        name = tiny_files.hf_name("llama", info.name)
         header[name] = {"dtype": kind, "shape": list(info.shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(header).encode()
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
         for info in checkpoint.infos:
-            file.write(tiny_models.encode(checkpoint.tensor(info.name), kind))
+            file.write(tiny_files.encode(checkpoint.tensor(info.name), kind))
     return folder
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.serving import Served, serve, tiny_model
-from support.tiny_gguf import DIM, KV, LAYERS
+from support.tiny_models import GOLDEN
 
-ROW = LAYERS * 2 * KV * DIM * 2  # bytes of one token: K and V, bf16
+ROW = GOLDEN.n_layers * 2 * GOLDEN.n_kv_heads * GOLDEN.head_dim * 2  # bytes of one token: K and V, bf16
 NAMES = [
     "kv_cache_usage_perc",
     "prefix_cache_queries_total",
@@ -86,8 +86,8 @@ def test_known_traffic_gives_exact_values(server: Served) -> None:
     assert value("kv_cache_written_bytes_total") == computed * ROW
     assert value("kv_cache_copied_bytes_total") == (3 + 18) * ROW, "parts of blocks: 99 = 3 * 32 + 3, 50 = 32 + 18"
     prefills = 2 + 1 + 1 + 1  # 100 tokens in steps of 64; one token is a decode
-    assert value("attention_kernel_calls_total", kernel="prefill") == prefills * LAYERS
-    assert value("attention_kernel_calls_total", kernel="decode") == (9 + 1 + 4 + 2 + left - 1) * LAYERS
+    assert value("attention_kernel_calls_total", kernel="prefill") == prefills * GOLDEN.n_layers
+    assert value("attention_kernel_calls_total", kernel="decode") == (9 + 1 + 4 + 2 + left - 1) * GOLDEN.n_layers
     assert value("attention_seconds_total") > 0
     assert value("kv_cache_bytes", strategy="paged", codec="bf16") == 2 * 4096 * ROW
     resident = 109 + (104 - 32) + 10 + (8 + left - 1)  # what the third shares with the first is copied from block 1 on

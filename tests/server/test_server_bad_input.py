@@ -40,7 +40,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "UTF-16": (TEXT, '{"prompt": "a"}'.encode("utf-16"), 400, "the body is not UTF-8 (byte 0)"),
     "half a surrogate pair": (TEXT, rb'{"prompt": "\ud800"}', 400, "half of a surrogate pair"),
     "an array": (TEXT, b"[1]", 400, "the body is [1]; it must be an object"),
-    "NaN": (TEXT, b'{"prompt": "a", "temperature": NaN}', 400, "NaN is no JSON number"),
+    "NaN": (TEXT, b'{"prompt": "a", "temperature": NaN}', 400, "NaN is not a JSON number"),
     "infinity": (TEXT, b'{"prompt": "a", "temperature": 1e999}', 400, "temperature is inf; it must be a number"),
     "deep": (
         TEXT,

@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from support import tiny, tiny_gguf
 from support.null_backend import Null
 from support.serving import tiny_model
+from support.tiny_models import GOLDEN
 
 from kvarn import LLM, SamplingParams
 from kvarn.errors import KvarnError
@@ -223,7 +225,7 @@ def test_a_fault_fails_one_request_only(model: Path, caplog: pytest.LogCaptureFi
         for i, ((status, answer), (_, text)) in enumerate(zip(together, streamed, strict=True)):
             if i == 3:
                 assert status == 500
-                assert answer["error"]["message"] == "the request failed through a fault of the server (RuntimeError)"
+                assert answer["error"]["message"] == "the request failed: internal error of the server (RuntimeError)"
                 assert '"type": "server_error"' in text
                 assert "[DONE]" not in text
             else:
@@ -270,10 +272,10 @@ def test_when_the_engine_dies_every_call_ends(model: Path, caplog: pytest.LogCap
     assert "the engine has failed: MemoryError: gone" in caplog.text
 
 
-def test_ids_without_text_are_refused_and_other_requests_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_without_text_are_refused_and_other_requests_go_on(tmp_path: Path) -> None:
     """A model may have more rows than its tokenizer has tokens."""
-    monkeypatch.setattr(tiny_gguf, "VOCAB", tiny_gguf.VOCAB + 8)
-    service = service_of(tiny_model(tmp_path, 512))
+    size = replace(GOLDEN, vocab_size=GOLDEN.vocab_size + 8, context=512)
+    service = service_of(tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.CHAT, size))
     beyond = service.llm.tokenizer.vocab_size
     assert beyond < service.llm.config.vocab_size
     with pytest.raises(KvarnError, match="outside the vocabulary"):

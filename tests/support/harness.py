@@ -34,7 +34,7 @@ from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine import scoring
 from kvarn.graph.ops import Rope
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.models.architectures import graph_of
+from kvarn.models.families import graph_of
 
 
 class LacksInstructions(pytest.skip.Exception):

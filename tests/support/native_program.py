@@ -6,7 +6,7 @@ from kvarn import native
 from kvarn.backends.cpu.emit import emit
 from kvarn.graph.fuse import fuse
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.models.architectures import graph_of
+from kvarn.models.families import graph_of
 
 
 def emitted(checkpoint: Checkpoint, pool: native.Pool) -> native.Program:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from support import tiny_gguf
+from support.tiny_models import GOLDEN
 
 MAIN = "import sys; from kvarn.cli import main; sys.exit(main())"
 
@@ -141,4 +143,4 @@ def serve(model: Path, *flags: str) -> Iterator[Served]:
 
 
 def tiny_model(folder: Path, context: int = 2048) -> Path:
-    return tiny_gguf.write(folder / "tiny.gguf", "llama", tiny_gguf.CHAT, context)
+    return tiny_gguf.write(folder / "tiny.gguf", "llama", tiny_gguf.CHAT, replace(GOLDEN, context=context))

@@ -1,10 +1,11 @@
-"""Tiny random models of every architecture, for tests that need a model and no file."""
+"""Engines with tiny random models of every architecture, without a file."""
 
 import random
 from collections.abc import Sequence
 
 import numpy as np
 from support.null_backend import Null, NullProgram
+from support.tiny_models import ENGINE
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
@@ -14,12 +15,11 @@ from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.request import SamplingParams
 from kvarn.graph.ops import Rope
-from kvarn.loading.names import shapes
-from kvarn.models.architectures import graph_of
 from kvarn.models.config import ModelConfig
+from kvarn.models.families import family_of, graph_of
 
-LAYERS, HEADS, KV, DIM, HIDDEN, FF, VOCAB = 3, 4, 2, 16, 48, 80, 101
-CONTEXT = 256
+LAYERS, HEADS, KV, DIM = ENGINE.n_layers, ENGINE.n_heads, ENGINE.n_kv_heads, ENGINE.head_dim
+HIDDEN, FF, VOCAB, CONTEXT = ENGINE.hidden, ENGINE.feed_forward, ENGINE.vocab_size, ENGINE.context
 _RNG = random.Random(1)
 PROMPTS = [[_RNG.randrange(VOCAB) for _ in range(n)] for n in (1, 5, 33, 64, 100, 129)]
 GREEDY = SamplingParams(max_tokens=20)
@@ -39,16 +39,16 @@ def config_of(architecture: str = "llama") -> ModelConfig:
         feed_forward=FF,
         vocab_size=VOCAB,
         context=CONTEXT,
-        norm_eps=1e-5,
-        rope=Rope(10_000.0, DIM),
-        windows=(24, 24, None) if local else (None,) * LAYERS,
+        norm_eps=ENGINE.norm_eps,
+        rope=Rope(ENGINE.rope_base, DIM),
+        windows=(ENGINE.window, ENGINE.window, None) if local else (None,) * LAYERS,
         local_rope=Rope(100.0, DIM) if local else None,
     )
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Of the tensors that the architecture must have."""
-    return {name: shape for name, (shape, required) in shapes(config).items() if required}
+    return {name: tensor.shape for name, tensor in family_of(config).tensors(config).items() if tensor.required}
 
 
 def weights_of(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:

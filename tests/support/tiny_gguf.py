@@ -1,16 +1,18 @@
-"""Writes tiny random GGUF models, one per architecture and rope scaling, the same bytes each time.
+"""The golden models: tiny GGUF files with a tokenizer, one per architecture and rope scaling.
 
-Used by the tests and by scripts/golden_tiny.py, which runs the same files through llama.cpp.
+The bytes are the same each time: tests/golden has llama.cpp's answers for these files
+(scripts/golden_tiny.py) and hashes of our bits (tests/bitwise.py). Numbers are drawn as stored: no
+rows are moved and no parts are joined afterwards.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import numpy as np
+from support.gguf_writer import Tensor, gguf
+from support.tiny_files import Keys, gguf_keys, in_gguf, local_keys
+from support.tiny_models import GOLDEN, Shape, Size, shapes
 
-LAYERS, HEADS, KV, DIM, HIDDEN, FF, CONTEXT = 3, 4, 2, 32, 128, 96, 256
-VOCAB = 256 + 3
 VARIANTS = (
     "llama",
     "llama-linear",
@@ -21,6 +23,20 @@ VARIANTS = (
     "gemma3",
     "phi3",
 )
+# Sizes of variants that need more layers than GOLDEN has to show every kind of layer.
+SIZES: dict[str, Size] = {}
+TIED = ("gemma3",)
+SCALINGS: dict[str, Keys] = {
+    "linear": {"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", 4.0)},
+    "yarn": {
+        "rope.scaling.type": ("str", "yarn"),
+        "rope.scaling.factor": ("f32", 4.0),
+        "rope.scaling.original_context_length": ("u32", 64),
+    },
+}
+CHAT = """{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+_ALIGNMENT = 32
 
 
 def byte_tokens() -> list[str]:
@@ -30,97 +46,52 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in shown else chr(256 + hidden.index(b)) for b in range(256)]
 
 
-CHAT = """{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}
-{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
-
-
 def write(
     path: Path,
     variant: str,
     chat_template: str | None = None,
-    context: int = CONTEXT,
-    draw: Callable[[tuple[int, ...]], np.ndarray] | None = None,
+    size: Size | None = None,
+    draw: Callable[[Shape], np.ndarray] | None = None,
 ) -> Path:
     """`draw` gives weights of a shape, of variance 1; without it they are normal."""
     architecture, _, scaling = variant.partition("-")
-    rng = np.random.default_rng(sum(map(ord, variant)))
-    draw = draw or rng.standard_normal
-    writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_name("tiny")  # llama.cpp treats some names (phi-3) in a way of their own
-    writer.add_context_length(context)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FF)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV)
-    writer.add_key_length(DIM)
-    writer.add_value_length(DIM)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(DIM)
-    _scaling(writer, scaling, rng)
-    if architecture == "gemma3":
-        writer.add_sliding_window(8)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    if chat_template is None:
-        writer.add_token_list([*byte_tokens(), "<|endoftext|>", "</s>", "<unk>"])
-        writer.add_token_types([1] * 256 + [3, 3, 3])
-    else:  # a vocabulary that can encode text: what the merges make is in it
-        writer.add_token_list([*byte_tokens(), "<|endoftext|>", "ab", "cd"])
-        writer.add_token_types([1] * 256 + [3, 1, 1])
-    writer.add_token_merges(["a b", "c d"])
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(256)
-    if chat_template is not None:
-        writer.add_chat_template(chat_template)
-    for name, shape in shapes(architecture):
+    size = size or SIZES.get(variant, GOLDEN)
+    # llama.cpp has special rules for models with some names (phi-3).
+    keys = gguf_keys(architecture, size, name="tiny")
+    keys |= {f"{architecture}.{key}": value for key, value in SCALINGS.get(scaling, {}).items()}
+    keys |= local_keys(architecture, size) | tokenizer_keys(chat_template)
+    tensors = []
+    if scaling == "llama3":
+        tensors.append(Tensor.of("rope_freqs.weight", np.linspace(1.0, 8.0, size.head_dim // 2)))
+    draw = draw or np.random.default_rng(sum(map(ord, variant))).standard_normal
+    for name, shape in stored_shapes(architecture, size).items():
         spread = 0.1 if "norm" in name else 1.5 * shape[-1] ** -0.5
-        values = draw(shape) * spread + (1 if "norm" in name else 0)
-        writer.add_tensor(name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        tensors.append(Tensor.of(name, draw(shape) * spread + (1 if "norm" in name else 0)))
+    content = gguf([(key, *value) for key, value in keys.items()], tensors, alignment=_ALIGNMENT)
+    path.write_bytes(content + bytes(-len(content) % _ALIGNMENT))
     return path
 
 
-def _scaling(writer: gguf.GGUFWriter, scaling: str, rng: np.random.Generator) -> None:
-    if scaling == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(4.0)
-    elif scaling == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(4.0)
-        writer.add_rope_scaling_orig_ctx_len(64)
-    elif scaling == "llama3":
-        factors = np.linspace(1.0, 8.0, DIM // 2).astype(np.float32)
-        writer.add_tensor("rope_freqs.weight", factors)
+def tokenizer_keys(chat_template: str | None) -> Keys:
+    """With a chat template, the vocabulary has what the merges make, so that it can encode text."""
+    last, kinds = (["</s>", "<unk>"], [3, 3]) if chat_template is None else (["ab", "cd"], [1, 1])
+    keys: Keys = {
+        "tokenizer.ggml.model": ("str", "gpt2"),
+        "tokenizer.ggml.pre": ("str", "gpt-2"),
+        "tokenizer.ggml.tokens": ("[str", [*byte_tokens(), "<|endoftext|>", *last]),
+        "tokenizer.ggml.token_type": ("[i32", [1] * 256 + [3, *kinds]),
+        "tokenizer.ggml.merges": ("[str", ["a b", "c d"]),
+        "tokenizer.ggml.bos_token_id": ("u32", 256),
+        "tokenizer.ggml.eos_token_id": ("u32", 256),
+    }
+    return keys if chat_template is None else keys | {"tokenizer.chat_template": ("str", chat_template)}
 
 
-def shapes(architecture: str) -> list[tuple[str, tuple[int, ...]]]:
-    found: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (VOCAB, HIDDEN))]
-    found.append(("output_norm.weight", (HIDDEN,)))
-    if architecture != "gemma3":
-        found.append(("output.weight", (VOCAB, HIDDEN)))
-    for i in range(LAYERS):
-        block = f"blk.{i}."
-        found += [(block + "attn_norm.weight", (HIDDEN,)), (block + "ffn_norm.weight", (HIDDEN,))]
-        found += [(block + "attn_output.weight", (HIDDEN, HEADS * DIM)), (block + "ffn_down.weight", (HIDDEN, FF))]
-        if architecture == "phi3":
-            found += [(block + "attn_qkv.weight", ((HEADS + 2 * KV) * DIM, HIDDEN))]
-            found += [(block + "ffn_up.weight", (2 * FF, HIDDEN))]
-        else:
-            for name, rows in (("q", HEADS), ("k", KV), ("v", KV)):
-                found.append((f"{block}attn_{name}.weight", (rows * DIM, HIDDEN)))
-                if architecture == "qwen2":
-                    found.append((f"{block}attn_{name}.bias", (rows * DIM,)))
-            found += [(block + "ffn_gate.weight", (FF, HIDDEN)), (block + "ffn_up.weight", (FF, HIDDEN))]
-        if architecture in ("qwen3", "gemma3"):
-            found += [(block + "attn_q_norm.weight", (DIM,)), (block + "attn_k_norm.weight", (DIM,))]
-        if architecture == "gemma3":
-            found += [(block + "post_attention_norm.weight", (HIDDEN,)), (block + "post_ffw_norm.weight", (HIDDEN,))]
-    return found
+def stored_shapes(architecture: str, size: Size) -> dict[str, Shape]:
+    def join(parts: list[Shape]) -> Shape:
+        return (sum(part[0] for part in parts), *parts[0][1:])
+
+    return in_gguf(architecture, shapes(architecture, size, tied=architecture in TIED), join)
 
 
 def tokens(variant: str) -> list[int]:

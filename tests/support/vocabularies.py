@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from kvarn.text import Tokenizer
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
@@ -32,3 +34,9 @@ def bpe(
     types = [NORMAL] * len(words) + [CONTROL] * len(control)
     metadata = {"model": "gpt2", "pre": pre, "tokens": [*words, *control], "token_type": types, "merges": list(merges)}
     return {f"tokenizer.ggml.{key}": value for key, value in (metadata | keys).items()}
+
+
+def control_ids(tokenizer: Tokenizer) -> set[int]:
+    """Tokens that `decode` hides unless `special`."""
+    ids = range(tokenizer.vocab_size)
+    return {id for id in ids if tokenizer.decode([id], special=True) and not tokenizer.decode([id])}

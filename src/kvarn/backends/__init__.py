@@ -1,4 +1,4 @@
-"""Backends by name. One is imported when it is opened, so that a machine needs only what it uses."""
+"""Backends by name. A backend is imported when it is opened, so unused backends need not be installed."""
 
 from importlib import import_module
 
@@ -9,8 +9,8 @@ BACKENDS = ("cpu", "reference")
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
-    """To add one: a package of its name whose `open_backend(threads)` gives a Backend, and its name in BACKENDS."""
+    """To add a backend, write a package with its name that has `open_backend(threads)`, and add it to BACKENDS."""
     if name not in BACKENDS:
         raise KvarnError(f"unknown backend {name!r}; there are: {', '.join(BACKENDS)}")
-    opened: Backend = import_module(f"kvarn.backends.{name}").open_backend(threads)
-    return opened
+    backend: Backend = import_module(f"kvarn.backends.{name}").open_backend(threads)
+    return backend

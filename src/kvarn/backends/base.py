@@ -1,9 +1,10 @@
-"""What a device gives: memory for a cache, and programs that run a model's steps over it.
+"""The interface of a backend: memory for a cache on a device, and programs that run a model over it.
 
     plan -> Backend.memory -> Memory          checkpoint -> Backend.load -> Program
     KVCache.prepare -> Step                   Program.run(memory, step, tokens, wanted) -> Logits
 
-Bookkeeping never sees a device and a device never sees bookkeeping: a Step, which is integers, is all that crosses.
+The bookkeeping knows no device, and a device knows no bookkeeping. Only a Step, which holds integers,
+goes from one to the other.
 """
 
 from collections import Counter, defaultdict
@@ -22,11 +23,11 @@ from kvarn.models.config import ModelConfig
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes moved, kernels called and their time, counted where the bytes move and nowhere else."""
+    """Bytes moved, kernels called and their time. The code that moves the bytes counts them."""
 
-    written: int = 0  # into cells, by attention's write
-    read: int = 0  # out of cells, by the attention kernels
-    copied: int = 0  # from cells to cells: copy-on-write, and a fork of what cannot be shared
+    written: int = 0  # into cells, by the write kernel
+    read: int = 0  # from cells, by the attention kernels
+    copied: int = 0  # from cells to cells: copy-on-write, and forks that cannot share blocks
     calls: Counter[str] = field(default_factory=Counter)  # by kernel
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by kernel
 
@@ -38,73 +39,75 @@ class Memory(Protocol):
     def counters(self) -> Counters: ...
 
     def read_block(self, group: int, block: int) -> bytes:
-        """A block of every layer of the group in the canonical form, whatever the layout: by layer K, V, K scales,
-        V scales, each [slot, KV head, unit]. Repeated heads stand once."""
+        """One block of every layer of the group, in a form that does not depend on the layout: for each layer K, V,
+        K scales, V scales, each [slot, KV head, unit]. Repeated heads are included once."""
 
     def write_block(self, group: int, block: int, data: bytes) -> None:
-        """The other way round."""
+        """Store what `read_block` returned."""
 
 
 class Layers(Protocol):
-    """A cache driven layer by layer, with arrays of the host: what conformance tests and `kvarn strategies` do. A
-    program does the same without leaving its device."""
+    """A cache that is driven layer by layer with host arrays. Conformance tests and `kvarn strategies` use it. A
+    program does the same work without leaving its device."""
 
     @property
     def counters(self) -> Counters: ...
 
     def apply(self, step: Step) -> None:
-        """Its moves, then the edits of its tables."""
+        """Run the step's moves, then its edits of the tables."""
 
     def write(self, layer: int, k: Floats, v: Floats) -> None:
-        """This step's keys and values, [T, n_kv_heads, dim], into the layer's cells."""
+        """Write this step's keys and values, [T, n_kv_heads, dim], into the layer's cells."""
 
     def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
         """Attention of this step's queries, [T, n_heads, k_dim], over the layer's cells: [T, n_heads, v_dim]."""
 
 
 class Logits(Protocol):
-    """What a step computed, kept where it was computed until it is asked for. Valid until the program's next run."""
+    """Logits of a step, on the device until `rows` is called. Valid until the program's next run."""
 
     def rows(self) -> Floats:
         """[wanted, vocabulary], on the host."""
 
 
 class Span(NamedTuple):
-    """Something that took time, in ns of the monotonic clock."""
+    """A timed operation. Times are in ns of the monotonic clock."""
 
-    name: str  # `step` is a whole one
+    name: str  # `step`: the whole step
     begin: int
     end: int
-    facts: dict[str, int] = {}  # noqa: RUF012 (nobody writes to it)
+    facts: dict[str, int] = {}  # noqa: RUF012 (it is never changed)
 
 
 class Program(Protocol):
-    """A model ready to run, over memories of its own backend."""
+    """A loaded model. It runs over memories of its own backend."""
 
     @property
     def config(self) -> ModelConfig: ...
 
     @property
     def nbytes(self) -> int:
-        """Of the weights; a tied embedding is counted once."""
+        """Bytes of the weights. A tied embedding counts once."""
 
     @property
     def workspace(self) -> int:
-        """Bytes that it holds between steps besides the weights."""
+        """Bytes that it keeps between steps, without the weights."""
 
     def run(self, memory: Any, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Logits:
-        """Apply the step to the memory, then compute its tokens: one id for each position. `wanted` are the rows, in
-        ascending order, whose logits will be asked for; one sequence may have several. A backend that keeps sampled
-        ids on its device also takes -1 - r for "what row r of the last step sampled"; others refuse it."""
+        """Apply the step to the memory, then compute its tokens.
+
+        `tokens` has one id per position of the step. `wanted` are the rows whose logits are needed, in ascending
+        order; one sequence may have several. A backend that keeps sampled ids on its device also takes the id
+        -1 - r, which means the token sampled from row r of the last step. Other backends refuse it."""
 
     def hidden(self, memory: Any, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
-        """The same, but for the wanted rows' final hidden states, [wanted, hidden]: what embeddings are made of."""
+        """Like `run`, but return the final hidden states of the wanted rows, [wanted, hidden], for embeddings."""
 
     def trace(self, on: bool) -> None:
-        """Record what each operation takes, from now on."""
+        """Start or stop recording the time of each operation."""
 
     def timings(self) -> list[Span]:
-        """Steps, then operations, since tracing began or this was last asked."""
+        """The spans recorded since the last call: steps first, then operations."""
 
 
 class Backend(Protocol):
@@ -116,16 +119,16 @@ class Backend(Protocol):
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the device has in all; None where nobody says."""
+        """Total memory of the device; None if unknown."""
 
     def memory(self, plan: Plan) -> Memory:
-        """Room for what the plan describes. Raises OutOfMemory."""
+        """Allocate the memory that the plan describes. Raises OutOfMemory."""
 
     def layers(self, plan: Plan) -> Layers: ...
 
     def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> Program:
-        """The model that the graph describes, with workspaces for steps of max_tokens tokens (a larger one may grow
-        them)."""
+        """Load the model that the graph describes. The workspace fits steps of max_tokens tokens; a larger step may
+        enlarge it."""
 
     def facts(self) -> dict[str, str]:
-        """What users may want to know about it: the device, the instruction set."""
+        """Facts to show to users, such as the device and the instruction set."""

@@ -1,11 +1,13 @@
-"""Memory of a cache on the host: one arena, NumPy views of it, and tables. The reference and the cpu backend share it.
+"""The memory of a cache on the host: one arena, NumPy views of it, and tables. The reference and the cpu
+backend share it.
 
-Store   one per layer: where the cells lie. Arrays are strided views of the arena; never copied, never reshaped.
-Table   one per group of layers: which blocks each sequence has and where this step's tokens go. Its rows are
-        persistent; a step rewrites only the entries that changed, so it costs the same at any context length.
+Store   one per layer: strided views of the arena, which are never copied or reshaped.
+Table   one per group of layers: the blocks of each sequence, and the cells that this step writes. Rows
+        persist between steps. A step rewrites only the changed entries, so its cost does not depend on
+        the context length.
 
-A kernel takes Store, Table, LayerSpec and the scale, and nothing else. The signatures are frozen: a feature that does
-not fit gets a kernel of its own, chosen by name, not a flag. Tables are read-only while kernels run.
+A kernel takes a Store, a Table, a LayerSpec and a scale. These signatures are fixed: a feature that does
+not fit gets its own kernel, chosen by name, instead of a flag. Kernels never write to tables.
 """
 
 import os
@@ -46,28 +48,12 @@ class Store:
 
     @property
     def n_heads(self) -> int:
-        """Stored heads: KV heads, or query heads where they are repeated."""
+        """Stored heads: KV heads, or query heads in the repeated layout."""
         return int(self.k.shape[2])
 
     @property
     def arrays(self) -> list[Cells]:
         return [array for array in (self.k, self.v, self.k_scale, self.v_scale) if array is not None]
-
-
-def over_pages(k: Cells, v: Cells, codec: Codec, counters: Counters, layer: int = 0) -> Store:
-    """A store over somebody else's pages, in place: [page, layer, slot, head, dim] or [page, slot, head, dim]."""
-    if codec.scales:
-        raise BadArray(f"pages carry no scales, which {codec.name} cells need: use f32, f16 or bf16 pages")
-    if k.ndim not in (4, 5):
-        raise BadArray(f"pages of rank {k.ndim}: give [page, layer, slot, head, dim] or [page, slot, head, dim]")
-    if k.shape[:-1] != v.shape[:-1] or k.dtype != np.dtype(codec.unit) or v.dtype != np.dtype(codec.unit):
-        raise BadArray(
-            f"pages of K {k.shape} {k.dtype} and V {v.shape} {v.dtype} must agree and hold {codec.name} cells"
-        )
-    if not 0 <= layer < (k.shape[1] if k.ndim == 5 else 1):
-        raise BadArray(f"layer {layer} is not in pages of shape {k.shape}")
-    pick = (slice(None), layer) if k.ndim == 5 else ()
-    return Store(k[pick].swapaxes(1, 2)[:, None], v[pick].swapaxes(1, 2)[:, None], None, None, codec, counters)
 
 
 class Table:
@@ -77,19 +63,19 @@ class Table:
         self.first = np.zeros((max_seqs, max_blocks), np.int32)  # [S, N] position of that block's slot 0, ascending
         self.n_blocks = np.zeros(max_seqs, np.int32)  # [S]
         self.kv_len = np.zeros(max_seqs, np.int32)  # [S] tokens written, this step's included
-        self.q_start = np.zeros(max_seqs + 1, np.int32)  # [S + 1] rows of q that belong to each sequence
-        self.cells = np.zeros(0, np.int64)  # [T] the cell each new token is written to; -1 is padding
+        self.q_start = np.zeros(max_seqs + 1, np.int32)  # [S + 1] sequence s has the rows q_start[s] to q_start[s + 1]
+        self.cells = np.zeros(0, np.int64)  # [T] the cell of each new token; -1 is padding
         self._n_blocks, self._kv_len = self.n_blocks.data, self.kv_len.data
-        self._step: tuple[list[int], list[int]] = [], []  # rows and new tokens that q_start is made of
+        self._step: tuple[list[int], list[int]] = [], []  # the rows and n_new that q_start was computed from
 
     def apply(self, rows: list[int], n_new: list[int], group: GroupStep) -> None:
-        """Rows ascend; their sequences are the step, all others sit it out."""
+        """The step has the sequences of these rows, in ascending order."""
         for row, start, blocks, firsts in group.edits:
             self.blocks[row, start : start + len(blocks)] = blocks
             self.first[row, start : start + len(blocks)] = firsts
         for row, held, length in zip(rows, group.n_blocks, group.kv_len, strict=True):
             self._n_blocks[row], self._kv_len[row] = held, length
-        if self._step != (rows, n_new):  # a step of decodes is mostly like the one before
+        if self._step != (rows, n_new):  # most decode steps have the same rows as the step before
             counts = np.zeros(len(self.n_blocks), np.int32)
             counts[rows] = n_new
             np.cumsum(counts, out=self.q_start[1:])
@@ -98,16 +84,16 @@ class Table:
 
 
 class Kernels(Protocol):
-    """What computes over the host's memory: what conformance tests and `kvarn strategies` drive."""
+    """The kernels of a host backend. Conformance tests and `kvarn strategies` call them."""
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
         """Encode this step's keys and values, [T, n_kv_heads, dim], into the cells that the table names."""
 
     def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
-        """Rows of the sequences with more than one new token; q is [T, n_heads, k_dim], out [T, n_heads, v_dim]."""
+        """Attention of sequences with more than one new token. q is [T, n_heads, k_dim], out [T, n_heads, v_dim]."""
 
     def decode(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
-        """Rows of the sequences with exactly one new token."""
+        """Attention of sequences with exactly one new token."""
 
 
 class HostMemory:
@@ -125,7 +111,7 @@ class HostMemory:
         self.tables = [Table(plan.max_seqs, g.blocks_per_sequence, g.config.block_size) for g in plan.groups]
         self.group_of = [plan.group_of(layer) for layer in range(plan.n_layers)]
         self.stores = [self._store(layer) for layer in range(plan.n_layers)]
-        self.positions = np.zeros(0, np.int32)  # [T] of this step's tokens
+        self.positions = np.zeros(0, np.int32)  # [T] positions of this step's tokens
 
     def apply(self, step: Step) -> None:
         for group, changes in zip(self.plan.groups, step.groups, strict=True):
@@ -136,23 +122,23 @@ class HostMemory:
             table.apply(step.rows, step.n_new, changes)
         self.positions = np.array(step.positions, np.int32)
 
-    # -- one layer of the step under way ---------------------------------------------------------------------------
+    # -- one layer of the current step -----------------------------------------------------------------------------
 
     def spec(self, layer: int) -> LayerSpec:
-        """What the layer's queries may see: the model's spec under the user's window."""
+        """The layer's spec, with the user's window."""
         if not 0 <= layer < len(self.stores):
             raise UnknownLayer(f"layer {layer} of a model with layers 0 to {len(self.stores) - 1}")
         return self.plan.groups[self.group_of[layer]].config.spec
 
     def write(self, layer: int, k: Floats, v: Floats) -> None:
-        """This step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells; nothing else is touched."""
+        """Write this step's keys and values, [T, n_kv_heads, dim] f32, into the layer's cells."""
         spec = self.spec(layer)
         self._check("k", k, spec.n_kv_heads, spec.k_dim)
         self._check("v", v, spec.n_kv_heads, spec.v_dim)
         self.kernels.write(k, v, self.stores[layer], self.tables[self.group_of[layer]])
 
     def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
-        """Attention of this step's queries, [T, n_heads, k_dim] f32, over the layer's cells where they lie."""
+        """Attention of this step's queries, [T, n_heads, k_dim] f32, over the layer's cells."""
         spec = self.spec(layer)
         self._check("q", q, spec.n_heads, spec.k_dim)
         scale = spec.k_dim**-0.5 if scale is None else scale
@@ -214,7 +200,7 @@ class HostMemory:
         )
 
     def _view(self, layer: int, part: Part, offset: int) -> Cells:
-        """The layer's part of the arena, in place."""
+        """A view of this part of the layer in the arena."""
         shape, dtype = part.shape, np.dtype(part.unit)
         n_blocks = self.plan.groups[self.group_of[layer]].config.n_blocks
         axes = (n_blocks, shape.n_panels, shape.heads, shape.panel_size, shape.units)
@@ -223,7 +209,7 @@ class HostMemory:
 
 
 def attend(kernels: Kernels, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float) -> Floats:
-    """Each kernel is called when it has rows, and not otherwise. Padding rows stay zero."""
+    """Call each kernel that has rows. Padding rows stay zero."""
     out = np.zeros((*q.shape[:2], spec.v_dim), np.float32)
     new: NDArray[np.int32] = np.diff(table.q_start)
     seconds, start = store.counters.seconds, time.perf_counter()
@@ -247,7 +233,7 @@ def copy(moves: Sequence[Copy], store: Store) -> None:
 
 
 def _first(slots: int, panel_size: int) -> Iterator[tuple[slice | int, ...]]:
-    """Index of a block's first slots: whole panels, then a part of one."""
+    """Indices of a block's first slots: the whole panels, then the rest."""
     panels, rest = divmod(slots, panel_size)
     if panels:
         yield (slice(panels),)
@@ -264,8 +250,8 @@ class HostLogits:
 
 
 def memory_bytes() -> int | None:
-    """What this machine has. Pages come when they are first written, so that a system promises more than that."""
+    """Physical memory. It must be checked: an allocation can be larger, because pages are backed at the first write."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # a system that does not say
+    except (ValueError, OSError, AttributeError):  # the system does not report it
         return None

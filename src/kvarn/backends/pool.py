@@ -1,4 +1,4 @@
-"""The threads that the host's backends compute with."""
+"""The thread pool of the host backends."""
 
 import os
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""What a benchmark measures, in llama-bench's words, and what it reports. Numbers only: printing is elsewhere.
+"""The cases and the figures of a benchmark, with the names of llama-bench. Non-goal: printing.
 
-pp N @ depth D, batch B     B sequences that have D tokens in the cache each get N more, as prompts come in
-tg N @ depth D, batch B     B sequences that have D tokens generate N more, one at a time and side by side
+pp N @ depth D, batch B     B sequences with D tokens in the cache; each computes N more as a prompt
+tg N @ depth D, batch B     B sequences with D tokens in the cache; each generates N more in a batch
 """
 
 import statistics
@@ -25,7 +25,7 @@ class Case:
 
     @property
     def context(self) -> int:
-        """Tokens that a sequence comes to have: depth, n, and the one that is predicted last."""
+        """Most tokens of a sequence: depth, n, and the last predicted token."""
         return self.depth + self.n + 1
 
 
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
 
     tokens: int
     seconds: float
-    nbytes: int = 0  # read: the weights in every step, and cells; 0 where the subject does not tell
+    nbytes: int = 0  # bytes read: the weights in every step, and cells; 0 if the subject does not report it
     steps: int = 0
 
     @property
@@ -46,18 +46,18 @@ class Subject(Protocol):
     """Something that can be measured: kvarn's engine, or a peer."""
 
     def prepare(self, case: Case) -> None:
-        """Bring it to the case's depth and batch. Not timed; what is there already is not computed again."""
+        """Fill the cache to the case's depth and batch. Not timed. Tokens that are already there are reused."""
 
     def measure(self, case: Case) -> Reading:
-        """One repetition, from the case's depth."""
+        """Run one repetition, from the case's depth."""
 
     def describe(self) -> dict[str, object]:
-        """Which engine this is, and with which settings, for the case that was prepared last."""
+        """The engine and its settings for the case that was prepared last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The repetitions of a case taken together."""
+    """Summary of the repetitions of a case."""
 
     tok_s: float  # the median
     spread: float  # (highest - lowest) / median
@@ -66,17 +66,17 @@ class Figure:
     @staticmethod
     def of(readings: Sequence[Reading]) -> "Figure":
         rates = [reading.rate for reading in readings]
-        middle = statistics.median(rates)
-        return Figure(middle, (max(rates) - min(rates)) / middle, tuple(rates))
+        median = statistics.median(rates)
+        return Figure(median, (max(rates) - min(rates)) / median, tuple(rates))
 
     def over(self, other: "Figure") -> float:
-        """How many times faster: the median over repetitions that ran next to each other."""
+        """How many times faster than the other: the median ratio over pairs of repetitions."""
         return statistics.median(a / b for a, b in zip(self.samples, other.samples, strict=True))
 
 
 def cases(
     prompts: Sequence[int], generated: Sequence[int], depths: Sequence[int], batches: Sequence[int]
 ) -> list[Case]:
-    """All combinations, so ordered that a cache fills once per batch. 0 tokens leave a test out."""
+    """All combinations, in an order that fills the cache once per batch. A count of 0 tokens skips the test."""
     wanted = [(PROMPT, n) for n in prompts if n] + [(GENERATE, n) for n in generated if n]
     return [Case(kind, n, depth, batch) for batch in batches for depth in sorted(depths) for kind, n in wanted]

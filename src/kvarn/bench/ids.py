@@ -1,4 +1,4 @@
-"""What the sequences of a benchmark consist of: random token ids, or a text that each begins at another place."""
+"""Token ids for the sequences of a benchmark: random ids, or parts of a text."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,21 @@ from kvarn.errors import KvarnError
 
 
 class RandomIds:
-    """The same for equal seeds. Sequence i's ids do not depend on how many others there are."""
+    """The same ids for the same seed. The ids of sequence i do not depend on the number of sequences."""
 
     def __init__(self, vocab_size: int, longest: int, seed: int = 1) -> None:
         self.vocab_size, self.longest, self.seed = vocab_size, longest, seed
-        self._known: dict[int, list[int]] = {}
+        self._sequences: dict[int, list[int]] = {}
 
     def __call__(self, sequence: int, n: int) -> list[int]:
-        if sequence not in self._known:
+        if sequence not in self._sequences:
             rng = np.random.default_rng((self.seed, sequence))
-            self._known[sequence] = rng.integers(0, self.vocab_size, self.longest).tolist()
-        return self._known[sequence][:n]
+            self._sequences[sequence] = rng.integers(0, self.vocab_size, self.longest).tolist()
+        return self._sequences[sequence][:n]
 
 
 class TextIds:
-    """Sequence i begins i/count of the way into the text, which starts over at its end."""
+    """Sequence i starts at i/count of the text. After the end of the text, its beginning follows."""
 
     def __init__(self, tokens: Sequence[int], count: int, longest: int) -> None:
         if len(tokens) < count:

@@ -1,4 +1,4 @@
-"""The machine under a benchmark: what it is, and how fast it reads memory, measured and not looked up."""
+"""The machine of a benchmark: its description, and its measured memory bandwidth."""
 
 import os
 import platform
@@ -7,13 +7,13 @@ from pathlib import Path
 from kvarn import __version__, native
 from kvarn.backends.pool import default_threads
 
-SMALLEST = 1 << 20  # bytes: below this the loop around the reads would be measured
+SMALLEST = 1 << 20  # bytes; with fewer, the loop around the reads would dominate the time
 
 
 class Bandwidth:
-    """GB/s of reading as many bytes again and again, as a decode step does; measured once per size.
+    """GB/s of reading the same bytes repeatedly, as decode steps do. Measured once per size.
 
-    The size matters: what fits a cache is read several times faster than what does not."""
+    The size matters, because data in a CPU cache is read several times faster."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -27,7 +27,7 @@ class Bandwidth:
 
 
 def _rounded(nbytes: int) -> int:
-    """Up to two significant bits, so that cases of about one size share a measurement."""
+    """Rounded up to two significant bits, so that cases of similar size share a measurement."""
     step = 1 << (nbytes.bit_length() - 2)
     return -(-nbytes // step) * step
 

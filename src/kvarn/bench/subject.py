@@ -1,8 +1,8 @@
-"""kvarn itself as the subject of a benchmark: the real engine, sampling and bookkeeping included.
+"""kvarn as the subject of a benchmark: the real engine, with sampling and bookkeeping.
 
-The sequences of a batch have tokens of their own, so no block is shared and every cell is read from its own place. A
-cache fills once: each repetition rewinds to the case's depth, and a deeper case goes on from there. What a rewind
-cannot give back (a ring that has gone round) is computed again, outside the measured time.
+Every sequence of a batch has different tokens, so no blocks are shared. The cache is filled once: each
+repetition rewinds to the case's depth, and a deeper case continues from there. A ring that has wrapped
+cannot rewind; then the tokens are computed again, outside the measured time.
 """
 
 import time
@@ -25,7 +25,7 @@ ENDLESS = SamplingParams(max_tokens=1 << 60, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cache to measure, as `--cache` and its companions name it."""
+    """The cache to measure, with the values of the command line's cache options."""
 
     cache: str = "auto"
     cache_type: str = "bf16"
@@ -37,7 +37,7 @@ class Setup:
 
 
 def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | None = None) -> Engine:
-    """An engine with a cache of its own over the model's weights, which are loaded once."""
+    """An engine with its own cache. It shares the loaded weights of `llm`."""
     if context > llm.config.context:
         raise KvarnError(
             f"this depth needs a context of {context} tokens and {llm.config.name} was trained for "
@@ -61,14 +61,14 @@ def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | N
 
 
 class EngineSubject:
-    """`engine` must be idle, and hold `batch` sequences of the longest case's context."""
+    """`engine` must be idle and have room for `batch` sequences of the longest case."""
 
     def __init__(self, engine: Engine, batch: int, ids: Ids, weight_bytes: int) -> None:
         self.engine = engine
         self.ids = ids
         self.weight_bytes = weight_bytes
         self.samples: list[Sample] = []
-        self.depth = 0  # so many tokens of each sequence are `ids`; what follows was generated
+        self.depth = 0  # the first `depth` tokens of each sequence are from `ids`; later ones were generated
         for i in range(batch):
             request = engine.add(ids(i, 1), ENDLESS, salt=b"%d" % i)
             self.samples += request.samples
@@ -113,7 +113,8 @@ class EngineSubject:
         self.depth = depth
 
     def _catch_up(self) -> int:
-        """Compute what is known, and say how much that was. What it predicts is dropped: who is done sits out."""
+        """Compute all known tokens and return their number. Predicted tokens are dropped, so a sequence that is
+        finished does not take part in further steps."""
         missing = sum(sample.missing for sample in self.samples)
         while any(sample.missing for sample in self.samples):
             for event in self.engine.step():

@@ -1,7 +1,7 @@
-"""Runs cases over subjects and turns readings into rows.
+"""Runs the cases on the subjects and turns readings into rows.
 
-A peer's repetitions are interleaved with ours (ours, theirs, ours, theirs, ...), so that whatever else the machine does
-meets both alike.
+The repetitions of a peer are interleaved with ours (ours, theirs, ours, theirs, ...), so that other load
+on the machine affects both equally.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ def check(cases: Sequence[Case], setups: Sequence[Setup], repetitions: int) -> N
 
 
 def subject(llm: LLM, setup: Setup, cases: Sequence[Case], text: Sequence[int] | None = None) -> EngineSubject:
-    """kvarn over a cache that holds the longest of these cases, all of one batch."""
+    """kvarn with a cache for the longest of these cases, which all have the same batch."""
     context, batch = max(case.context for case in cases), cases[0].batch
     vocabulary = llm.config.vocab_size
     ids = RandomIds(vocabulary, context) if text is None else TextIds(text, batch, context)
@@ -69,8 +69,8 @@ def measure(
         each.prepare(case)
     readings: list[list[Reading]] = [[] for _ in subjects]
     for _ in range(repetitions):
-        for each, found in zip(subjects, readings, strict=True):
-            found.append(each.measure(case))
+        for each, its_readings in zip(subjects, readings, strict=True):
+            its_readings.append(each.measure(case))
     figure = Figure.of(readings[0])
     row = figures(case, setup, readings[0], figure, bandwidth) | ours.describe()
     if peer is not None:

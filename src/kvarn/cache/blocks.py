@@ -1,9 +1,14 @@
-"""The block pool: a free list, reference counts, and the unreferenced blocks that are kept for reuse.
+"""The block pool: a free list, reference counts and an LRU list of cached blocks.
 
-A block is in exactly one of three states: free, live (referenced), cached (unreferenced, but `keep` answered that its
-content may be wanted). Taking a block prefers a free one; then the least recently used cached block is evicted. A block
-with priority p is passed over p times, each time as if it had just been used; nothing is pinned. All operations are
-O(1), eviction amortized. Integers only.
+A block is in exactly one of three states:
+
+    free      no content
+    live      at least one sequence references it
+    cached    no reference, but its content can be reused (`keep` returned True)
+
+`take` prefers a free block. If there is none, it evicts the least recently used cached block. Eviction
+skips a block of priority p up to p times and moves it to the recent end of the LRU list. A block is
+never pinned. All operations are O(1); eviction is amortized O(1).
 """
 
 from collections import OrderedDict
@@ -22,10 +27,10 @@ class BlockPool:
     ) -> None:
         self.n_blocks = n_blocks
         self.references = [0] * n_blocks
-        self._lives = [0] * n_blocks  # how often eviction still passes over a block's content
+        self._skips = [0] * n_blocks  # how often eviction still skips each block
         self.n_evicted = 0
-        self._keep = keep  # asked when the last reference goes: is the content worth keeping?
-        self._evicted = evicted  # told when a cached block's content is given up
+        self._keep = keep  # called when the last reference is released: can the content be reused?
+        self._evicted = evicted  # called when a cached block is evicted
         self._free = list(reversed(range(n_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         high, low = watermarks or (1.0, 1.0)
@@ -37,7 +42,7 @@ class BlockPool:
 
     @property
     def cached(self) -> list[int]:
-        """The first to be evicted stands first."""
+        """In order of eviction."""
         return list(self._cached)
 
     @property
@@ -50,24 +55,24 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     def take(self) -> int:
-        """A block for new content, with one reference. The caller has looked at `available`."""
+        """A block for new content, with one reference. `available` must not be 0."""
         if not self._free:
             self._evict()
         block = self._free.pop()
         self.references[block] = 1
-        self._lives[block] = 0
+        self._skips[block] = 0
         return block
 
     def share(self, block: int) -> None:
-        """One more reference to a live or cached block."""
+        """Add a reference to a live or cached block."""
         if self.references[block] == 0:
             del self._cached[block]
         self.references[block] += 1
 
     def release(self, block: int, priority: int = 0) -> None:
-        """One reference less; a block without any becomes the most recent cached one, or free."""
+        """Remove a reference. Without references, the block becomes the most recent cached block, or free."""
         self.references[block] -= 1
-        self._lives[block] = max(self._lives[block], priority)
+        self._skips[block] = max(self._skips[block], priority)
         if self.references[block] == 0:
             if self._keep(block):
                 self._cached[block] = None
@@ -76,15 +81,15 @@ class BlockPool:
                 self._free.append(block)
 
     def discard(self, block: int) -> None:
-        """A cached block's content turned out to be worthless."""
+        """The block's content cannot be reused: if it is cached, free it."""
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)
 
     def _evict(self) -> None:
         block, _ = self._cached.popitem(last=False)
-        while self._lives[block]:
-            self._lives[block] -= 1
+        while self._skips[block]:
+            self._skips[block] -= 1
             self._cached[block] = None
             block, _ = self._cached.popitem(last=False)
         self.n_evicted += 1
@@ -92,7 +97,7 @@ class BlockPool:
         self._evicted(block)
 
     def _trim(self) -> None:
-        """Past the high watermark, evict down to the low one. The default marks (all blocks) never bind."""
+        """Above the high watermark, evict down to the low one. With the default (all blocks) nothing is evicted."""
         if self.n_blocks - len(self._free) > self._high:
             while self._cached and self.n_blocks - len(self._free) > self._low:
                 self._evict()

@@ -1,15 +1,16 @@
-"""KVCache: the book of a cache, the four axes put together. One placement per group of layers; integers only.
+"""KVCache: the bookkeeping of a cache, with one placement per group of layers. Integers only.
 
-All groups move or none does. The engine's step:
+A verb changes all groups or none. The engine's step:
 
     reserve each sequence -> prepare -> [a program applies and runs the Step] -> advance -> commit
 
-`advance` (or `launched`, for all of a step) follows the launch, `commit` comes when the ids of the tokens are known:
-with a device that runs steps behind our back, the next step may be prepared between the two (`CacheConfig.ahead`). What
-was reserved and not advanced over lapses. Nothing here knows where cells lie or what they hold: a backend owns that
-(backends/base.py: Memory).
+Call `advance` (or `launched`, for all sequences of a step) after the launch. Call `commit` when the
+token ids are known. If a device runs steps asynchronously, the next step may be prepared before the
+commit (`CacheConfig.ahead`). `advance` cancels the reserved positions that it does not cover.
 
-Every verb is atomic and may be called from any thread. Steps are applied in the order in which they were prepared.
+Every verb is atomic and may be called from any thread. Steps must be applied in the order in which
+they were prepared. Non-goal: the cells and their addresses, which a backend owns (backends/base.py:
+Memory).
 """
 
 from array import array
@@ -29,7 +30,7 @@ from kvarn.errors import BadStep, BrokenInvariant, KvarnError, OutOfSequences, S
 
 
 def _ids(tokens: Sequence[int]) -> Sequence[int]:
-    """Token ids, checked where they come in: anything else would break bookkeeping half-way."""
+    """Check token ids on entry, so that a bad id cannot interrupt an update."""
     try:
         return array("q", tokens)
     except (TypeError, OverflowError):
@@ -44,13 +45,13 @@ def _check_whole(length: int) -> None:
 class _Entry:
     """One open sequence: its table row and its residency in each group."""
 
-    __slots__ = ("asked", "prepared", "residencies", "row")
+    __slots__ = ("prepared", "query", "residencies", "row")
 
     def __init__(self, row: int, residencies: tuple[Residency, ...]) -> None:
         self.row = row
         self.residencies = residencies
-        self.prepared = 0  # positions that a prepared step covers: what may be advanced over
-        self.asked: Query | None = None  # what its prompt found, until something of it is computed
+        self.prepared = 0  # `advance` may go up to this position: the end of the prepared step
+        self.query: Query | None = None  # the prompt's lookup, until a token of the prompt is computed
 
 
 class KVCache:
@@ -66,7 +67,8 @@ class KVCache:
     # -- sequences -----------------------------------------------------------------------------------------------
 
     def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> None:
-        """Only sequences of equal salt share prefixes. Eviction passes over what this one leaves `priority` times."""
+        """Only sequences with the same salt share prefixes. Eviction skips the blocks that this sequence leaves in
+        the cache `priority` times."""
         with self._lock:
             self._check_openable(seq)
             if not isinstance(salt, bytes):
@@ -80,37 +82,40 @@ class KVCache:
         return all(p.shares for p in self.placements)
 
     def adopt(self, seq: int, tokens: Sequence[int], counted: bool = True) -> Adoption:
-        """Reuse what every group still has of this prompt; at least its last token is left to compute.
+        """Reuse the prefix of this prompt that every group still has, but never its last token.
 
-        Not `counted`: a prompt that asked before and was preempted since, which is no second query."""
+        `counted=False` after a preemption: the request's first lookup was already counted."""
         with self._lock:
             entry, ids = self._entry(seq), _ids(tokens)
-            found = match(self.placements, seq, ids) if self.shares else NO_SHARING
+            adoption = match(self.placements, seq, ids) if self.shares else NO_SHARING
             for placement in self.placements:
-                placement.adopt(seq, ids, found.reused)
-            self._ask(entry, Query(len(ids), found), counted)
-            return found
+                placement.adopt(seq, ids, adoption.reused)
+            self._count(entry, Query(len(ids), adoption), counted)
+            return adoption
 
     def resume(self, seq: int, had: Sequence[int], tokens: Sequence[int], counted: bool = True) -> Adoption:
-        """A sequence that was kept with the tokens `had` goes on as `tokens`: it returns to what both begin with, as
-        far as that is intact, and at least the last token is left to compute. Any strategy can do that."""
+        """Continue an open sequence that holds the tokens `had` with the prompt `tokens`.
+
+        It rewinds to the common prefix, as far as that is intact, and never reuses the last token of
+        `tokens`. Works with every strategy."""
         with self._lock:
             entry, ids = self._entry(seq), _ids(tokens)
             shared = common(had, ids[:-1])
             reused = self.rewind(seq, shared)
-            found = Adoption(reused, parting(had, ids, shared, reused))
-            self._ask(entry, Query(len(ids), found), counted)
-            return found
+            adoption = Adoption(reused, parting(had, ids, shared, reused))
+            self._count(entry, Query(len(ids), adoption), counted)
+            return adoption
 
-    def _ask(self, entry: _Entry, query: Query, counted: bool) -> None:
-        if entry.asked is not None:
-            self._prefixes.take_back(entry.asked)
-        entry.asked = query if counted else None
+    def _count(self, entry: _Entry, query: Query, counted: bool) -> None:
+        if entry.query is not None:
+            self._prefixes.take_back(entry.query)
+        entry.query = query if counted else None
         if counted:
             self._prefixes.add(query)
 
     def reserve(self, seq: int, length: int) -> bool:
-        """Room for `length` tokens in every group, or False and nothing changed. Raises if it can never fit."""
+        """Make room for `length` tokens in every group. False, with no change, if there is no room now. Raises if
+        they can never fit."""
         _check_whole(length)
         with self._lock:
             if len(self.placements) > 1 and any(p.shortfall(seq, length) for p in self.placements):
@@ -118,15 +123,15 @@ class KVCache:
             return all(p.reserve(seq, length) for p in self.placements)
 
     def advance(self, seq: int, n: int) -> None:
-        """The prepared step was launched: n further positions of the sequence are written."""
+        """The prepared step was launched and writes n more positions of the sequence."""
         with self._lock:
             entry = self._entry(seq)
             if entry.residencies[0].length + n > entry.prepared:
-                raise BadStep(f"sequence {seq}: advance follows the prepared step that writes these {n} tokens")
+                raise BadStep(f"sequence {seq}: no prepared step writes these {n} tokens: prepare, then advance")
             for placement in self.placements:
                 placement.advance(seq, n)
             entry.prepared = 0
-            entry.asked = None
+            entry.query = None
 
     def launched(self, step: Step) -> None:
         """Advance every sequence of the step over all its new tokens."""
@@ -134,22 +139,22 @@ class KVCache:
             entries = [self._entry(seq) for seq in step.seqs]
             for seq, entry, n in zip(step.seqs, entries, step.n_new, strict=True):
                 if entry.residencies[0].length + n != entry.prepared:
-                    raise BadStep(f"sequence {seq}: it has moved since this step of {n} tokens was prepared")
+                    raise BadStep(f"sequence {seq} has changed since this step was prepared: prepare a new step")
             for entry in entries:
                 for r in entry.residencies:
                     r.length = r.reserved = entry.prepared
                 entry.prepared = 0
-                entry.asked = None
+                entry.query = None
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
-        """The ids of tokens that were advanced over, in order. From now on others can share them."""
+        """Give the ids of the oldest uncommitted tokens, in order. Other sequences can share them from now on."""
         with self._lock:
             ids = _ids(tokens)
             for placement in self.placements:
                 placement.commit(seq, ids)
 
     def rewind(self, seq: int, length: int) -> int:
-        """Return to the longest length <= `length` that every group still has intact, and say which that is."""
+        """Return to the longest length <= `length` that is intact in every group. The result is that length."""
         _check_whole(length)
         with self._lock:
             wanted = length
@@ -161,7 +166,7 @@ class KVCache:
             return wanted
 
     def fork(self, parent: int, child: int) -> bool:
-        """`child` continues from the parent's committed tokens. False, and nothing changed, when there is no room."""
+        """Open `child` as a copy of the parent's committed tokens. False, with no change, if there is no room."""
         with self._lock:
             self._entry(parent)
             self._check_openable(child)
@@ -174,19 +179,19 @@ class KVCache:
             return True
 
     def free(self, seq: int) -> int:
-        """Blocks given back; 0 for a sequence that is not open, so that freeing twice is safe."""
+        """Release the sequence and return its number of blocks; 0 if it is not open."""
         with self._lock:
             entry = self._entries.pop(seq, None)
             if entry is None:
                 return 0
-            if entry.asked is not None:  # freed before anything was computed, as while it waits for room: no query
-                self._prefixes.take_back(entry.asked)
-            self._free_rows.append(entry.row)  # whoever gets the row next writes it anew
+            if entry.query is not None:  # freed before a token was computed: the lookup does not count
+                self._prefixes.take_back(entry.query)
+            self._free_rows.append(entry.row)
             return sum(p.free(seq) for p in self.placements)
 
     def drop(self, step: Step) -> list[int]:
-        """The step will not be applied: its moves and edits are lost, and so is every open sequence that relies on
-        them. They are freed; which they were."""
+        """The step will not be applied, so its moves and edits are lost. Free every sequence that needs them, and
+        return the freed sequences."""
         with self._lock:
             lost = {seq for seq in step.seqs if seq in self._entries}
             for placement, group in zip(self.placements, step.groups, strict=True):
@@ -195,7 +200,7 @@ class KVCache:
             for seq in lost:
                 self.free(seq)
             for placement, group in zip(self.placements, step.groups, strict=True):
-                placement.discard(move.dst for move in group.moves)  # whoever left it, just now or before
+                placement.discard(move.dst for move in group.moves)
             return sorted(lost)
 
     def length(self, seq: int) -> int:
@@ -204,40 +209,40 @@ class KVCache:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that fits when it is alone: the context, or what the blocks hold."""
+        """Tokens of the longest sequence that fits when it is alone in the cache."""
         return min(g.longest for g in self.plan.groups)
 
     # -- a step --------------------------------------------------------------------------------------------------
 
     def prepare(self, seqs: Sequence[int]) -> Step:
-        """The step over these reserved sequences. Whoever takes it applies it, exactly once, or drops it."""
+        """The step over these reserved sequences. The caller must apply it exactly once, or `drop` it."""
         with self._lock:
-            found = []
+            members = []
             for seq in seqs:
                 entry = self._entry(seq)
                 if entry.residencies[0].reserved == entry.residencies[0].length:
                     raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
-                found.append((entry.row, seq, entry))
-            if not found:
+                members.append((entry.row, seq, entry))
+            if not members:
                 raise BadStep("a step needs at least one sequence")
-            found.sort()
-            rows = [row for row, _, _ in found]
+            members.sort()
+            rows = [row for row, _, _ in members]
             if len(set(rows)) != len(rows):
-                raise BadStep("a sequence stands twice in the step")
+                raise BadStep("a sequence is twice in the step: name each sequence once")
             n_new: list[int] = []
             positions: list[int] = []
-            for _, _, entry in found:
+            for _, _, entry in members:
                 r = entry.residencies[0]
                 n_new.append(r.reserved - r.length)
                 positions += range(r.length, r.reserved)
                 entry.prepared = r.reserved
             groups = [
-                _group_step(placement, rows, [entry.residencies[index] for _, _, entry in found])
+                _group_step(placement, rows, [entry.residencies[index] for _, _, entry in members])
                 for index, placement in enumerate(self.placements)
             ]
-            return Step(tuple([seq for _, seq, _ in found]), rows, n_new, positions, tuple(groups))
+            return Step(tuple([seq for _, seq, _ in members]), rows, n_new, positions, tuple(groups))
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------------------------
 
     def usage(self) -> Usage:
         with self._lock:
@@ -256,7 +261,7 @@ class KVCache:
             )
 
     def map(self) -> list[GroupMap]:
-        """Which block holds what, group by group, at one moment."""
+        """What each block holds, per group."""
         with self._lock:
             pairs = zip(self.plan.groups, self.placements, strict=True)
             return [
@@ -271,7 +276,7 @@ class KVCache:
             ]
 
     def snapshot(self) -> tuple[Usage, list[GroupMap]]:
-        """Both of one moment: a step may come between two looks."""
+        """`usage` and `map` of the same moment."""
         with self._lock:
             return self.usage(), self.map()
 
@@ -308,7 +313,7 @@ class KVCache:
 
 
 def _group_step(placement: Placement[Any], rows: list[int], residencies: list[Residency]) -> GroupStep:
-    """What a table must learn about these rows since it was last told."""
+    """The changes of these rows since the last step that had them."""
     size = placement.block_size
     step = GroupStep(placement.copies(), [], [], [], [])
     _, edits, n_blocks, kv_len, cells = step

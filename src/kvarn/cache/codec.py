@@ -1,8 +1,9 @@
 """The codec axis: how one head's vector at one position is stored.
 
-A codec describes rows and computes nothing: a row is `units` of one type, and `scales` beside them. K and V are
-described apart, so that a codec may pack several numbers into a unit, or store the two sides differently. What the
-bytes mean is defined in backends/reference/codecs.py; every backend encodes and decodes to the same bits.
+A codec describes rows: a number of units of one type, and a number of scales. It describes K and V
+separately, because a codec may store them differently. A unit may hold several packed numbers.
+Non-goal: computing. backends/reference/codecs.py defines what the bytes mean, and every backend
+encodes and decodes to the same bits.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Types are spelled as NumPy does: f4, u2, i1."""
+    """Unit types are NumPy's names: f4, u2, i1."""
 
     unit: str
     units: int
@@ -31,7 +32,7 @@ class Codec:
     name: str
     unit: str
     scales: int = 0  # per row
-    tail: int = 0  # newest tokens of a sequence that are kept apart, until their tile is full and can be encoded
+    tail: int = 0  # most tokens at the end of a sequence that are stored separately until their tile is full
 
     def k_row(self, dim: int) -> Row:
         return Row(self.unit, dim, scales=self.scales)
@@ -45,7 +46,7 @@ CODECS: dict[str, Codec] = {
     for codec in (
         Codec("f32", "f4"),
         Codec("f16", "f2"),
-        Codec("bf16", "u2"),  # NumPy has no such type: the upper half of an f32
+        Codec("bf16", "u2"),  # NumPy has no bf16: a unit is the upper half of an f32
         Codec("int8", "i1", scales=1),
     )
 }

@@ -1,8 +1,9 @@
-"""The layout axis: in which order the bytes of one block lie.
+"""The layout axis: the order of the bytes in one block.
 
-A layout is strides and nothing else. Cells are addressed by (block, panel, head, slot, unit); scales lie like the units
-of their rows. The position inside a block is panel * panel_size + slot. Because every layout is strides over the same
-five axes, one kernel reads all of them and a store is never reshaped. Members live in `layouts/`, one file each.
+A layout gives only strides. The address of a cell is (block, panel, head, slot, unit). The position
+inside a block is panel * panel_size + slot. Scales have the same axes as the units of their rows. All
+layouts have these five axes, so one kernel reads all of them, and no data is ever reshaped. Members
+are in `layouts/`, one file each.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from kvarn.cache.spec import LayerSpec
 
 
 class Strides(NamedTuple):
-    """In units of the row."""
+    """Counted in units of the row, not in bytes."""
 
     block: int
     panel: int
@@ -23,10 +24,10 @@ class Strides(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """One block of one layer's K or V, or of the scales of one: n_panels * panel_size slots, `heads` stored heads."""
+    """One block of one layer's K or V, or of their scales."""
 
-    heads: int
-    units: int  # of a row
+    heads: int  # stored heads
+    units: int  # per row
     block_size: int
     panel_size: int
 
@@ -36,7 +37,7 @@ class BlockShape:
 
     @property
     def total(self) -> int:
-        """Units of a block."""
+        """Units per block."""
         return self.block_size * self.heads * self.units
 
 
@@ -44,7 +45,7 @@ class Layout(Protocol):
     name: str
 
     def refusal(self, spec: LayerSpec, block_size: int) -> str | None:
-        """Why this layout cannot hold such blocks; None when it can."""
+        """Why this layout cannot store such blocks; None if it can."""
 
     def stored_heads(self, spec: LayerSpec) -> int: ...
 

@@ -1,16 +1,41 @@
 """The placement axis: which physical block holds logical block j of a sequence.
 
-Contract, for every placement: a verb either happens whole or raises and changes nothing; `reserve` and `fork` answer
-False, and change nothing, when there is no room now; `commit` is the only verb that takes blocks from a live sequence.
-Integers only: no tensor library is imported here, so all of this is tested without a device.
+Contract of every placement. A verb succeeds completely, or it raises and changes nothing. `reserve`
+and `fork` return False and change nothing when there is no room now. Only `commit` and `rewind` take
+blocks from a live sequence. The module imports no tensor library, so tests need no device.
 
     open -> adopt? -> (reserve -> copies -> [kernels write and read] -> advance -> commit)* -> free
                        rewind and fork between steps
 
-`advance` says that positions are written, or will be by a step that was launched; `commit` names their tokens. Between
-the two a further step may be reserved, as long as no more than `GroupConfig.ahead` tokens wait for their names.
+`advance` reports that a launched step writes these positions. `commit` gives their token ids. The
+next step may be reserved before the commit, while at most `GroupConfig.ahead` tokens are uncommitted.
 
-Members live in `placements/`, one file each.
+How to write a member (placements/, one file each). `Placement` checks the arguments and keeps the
+counts `committed`, `length` and `reserved` of a Residency `r`. It calls these methods of the member:
+
+    verb      methods of the member, in order of the calls
+    open      _new(salt, priority): return an empty Residency
+    adopt     match(seq, tokens, limit): decide, change nothing   (only if `shares`)
+              _take(r, tokens, reused): add the reused blocks to r (only if reused > 0)
+    reserve   _shortfall(r, length): return the number of missing blocks; raise if it can never fit
+              _extend(r, length): add the blocks                  (only if nothing is missing)
+    commit    _committed(r, tokens): register the tokens, remove the blocks of `_dead_blocks(r)`
+    rewind    _intact_from(r, end): say which blocks still have their content
+              _rewound(r, length): remove the blocks past length
+    fork      can_fork(parent): decide, change nothing
+              _forked(source): return the child's Residency
+    free      _released(r): give the blocks back
+    discard   discard(blocks): forget the content of these blocks (only if `shares`)
+    check     _check_pool(): raise BrokenInvariant if the counts of blocks do not add up
+
+Three rules for a member:
+
+- `r.writable`: positions below it are reserved without calling a method (`_ready`). `_extend` raises
+  it, `rewind` sets it to 0. A member sets it to 0 when another sequence begins to share a block that
+  r may write.
+- `r.changed`: the first entry that the device's table does not have yet. Change entries through
+  `Residency.append`, `replace` and `remove`, which keep it right; KVCache.prepare sends the entries.
+- `self._copies`: a member appends each copy between blocks. The copies run before the next writes.
 """
 
 from abc import ABC, abstractmethod
@@ -26,14 +51,14 @@ from kvarn.errors import BadStep, BrokenInvariant, KvarnError, PastCapacity, Seq
 
 
 class Reason(StrEnum):
-    """Why reuse ended where it did."""
+    """Why reuse of a prompt ended."""
 
-    END = "nothing left to reuse"  # all but the last token, which must be computed for its logits
-    NEW = "new from here on"  # all that was known is reused: the earlier text ended here
+    END = "nothing left to reuse"  # all but the last token are reused; the last is computed for its logits
+    NEW = "new from here on"  # the earlier text ended here, and all of it is reused
     NOTHING_SHARED = "nothing shared"
     DIFFERS = "differs"
     EVICTED = "evicted"
-    SHORT = "shorter than a block"  # the rest of what is shared was in an unfilled block that was not kept
+    SHORT = "shorter than a block"  # the other shared tokens were in a partly filled block that was not kept
     OUT_OF_WINDOW = "out of window"
     NOT_SHARING = "strategy does not share"
 
@@ -42,11 +67,11 @@ class ReuseLimit(NamedTuple):
     """Where reuse of a prompt ended, and why."""
 
     reason: Reason
-    at: int  # tokens of the prompt known to be shared with something seen before, reusable or not
+    at: int  # length of the prefix that an earlier text also had, whether it can be reused or not
     ours: int | None = None  # DIFFERS: our token at `at`
-    theirs: int | None = None  # DIFFERS: the token the nearest earlier text (of the same salt) has there
-    onward: tuple[int, ...] = ()  # DIFFERS: that text from there on, a few tokens
-    when: float | None = None  # EVICTED, OUT_OF_WINDOW: when the content was given up, in seconds since the epoch
+    theirs: int | None = None  # DIFFERS: the token at `at` of the nearest earlier text with the same salt
+    onward: tuple[int, ...] = ()  # DIFFERS: the next few tokens of that text, `theirs` included
+    when: float | None = None  # EVICTED, OUT_OF_WINDOW: time of the eviction, in seconds since the epoch
 
 
 class Adoption(NamedTuple):
@@ -61,13 +86,13 @@ class GroupConfig:
     n_blocks: int
     context: int  # longest sequence
     max_chunk: int  # most tokens of one sequence in one step
-    watermarks: tuple[float, float] | None = None  # evict cached blocks from this share of use down to that one
+    watermarks: tuple[float, float] | None = None  # (high, low): when more than `high` of all is used, evict to `low`
     ahead: int = 0  # tokens that may be computed before they are committed
 
     def __post_init__(self) -> None:
         marks = self.watermarks
         if marks is not None and (len(marks) != 2 or not 0 <= marks[1] <= marks[0] <= 1):
-            raise KvarnError(f"watermarks {marks}: give two shares of use, the second no larger, within 0 and 1")
+            raise KvarnError(f"watermarks {marks}: give (high, low), two fractions from 0 to 1 with low <= high")
 
     @property
     def context_blocks(self) -> int:
@@ -75,18 +100,18 @@ class GroupConfig:
 
     @property
     def pinned_blocks(self) -> int:
-        """Leading blocks that never leave. Without a window nothing leaves and the question does not arise."""
+        """Leading blocks that are never removed. 0 without a window, because then no block is removed."""
         if self.spec.window is None:
             return 0
         return min(ceil_div(self.spec.pinned, self.block_size), self.context_blocks)
 
     @property
     def window_blocks(self) -> int:
-        """Blocks that hold a window while the largest chunk is written: that many, whatever the alignment.
+        """Blocks that hold the window while the largest chunk is written, for any alignment.
 
-        The first query of a chunk sees window - 1 tokens before it and the last token is chunk - 1 after it. Sized to
-        the window alone, a ring overwrites keys that the chunk's first rows still need. Blocks leave at commit, so that
-        tokens computed ahead of it need room as well."""
+        The first query of a chunk sees window - 1 tokens before it. The chunk's last token comes
+        chunk - 1 after it. A ring of only one window would overwrite keys that the first rows still
+        need. Blocks are removed at commit, so uncommitted tokens (`ahead`) need room too."""
         rest = self.context_blocks - self.pinned_blocks
         if self.spec.window is None:
             return rest
@@ -111,7 +136,7 @@ class Placement(ABC, Generic[R]):
     @staticmethod
     @abstractmethod
     def blocks_per_sequence(config: GroupConfig) -> int:
-        """Blocks one sequence occupies at most (config.n_blocks is not looked at)."""
+        """Most blocks that one sequence can hold. Does not use config.n_blocks."""
 
     @property
     @abstractmethod
@@ -120,22 +145,22 @@ class Placement(ABC, Generic[R]):
 
     @property
     def n_cached(self) -> int:
-        """Unreferenced blocks kept because their content may be reused."""
+        """Blocks that no sequence holds and whose content can be reused."""
         return 0
 
     @property
     def n_evicted(self) -> int:
-        """Cached blocks given up so far."""
+        """Cached blocks evicted so far."""
         return 0
 
     @property
     def cached_blocks(self) -> list[tuple[int, int]]:
-        """Those blocks and how many tokens are in each; the first to go stands first."""
+        """(block, tokens in it) of each cached block, in order of eviction."""
         return []
 
     @property
     def n_resident(self) -> int:
-        """Tokens whose keys and values are in place, each counted once however many sequences share it."""
+        """Tokens whose keys and values are in the cache. A shared token counts once."""
         filled: dict[int, int] = dict(self.cached_blocks)
         for r in self.sequences.values():
             for block, first in zip(r.blocks, r.firsts, strict=True):
@@ -145,19 +170,19 @@ class Placement(ABC, Generic[R]):
     # -- verbs ---------------------------------------------------------------------------------------------------
 
     def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> R:
-        """Only sequences of equal salt share. What a sequence leaves behind is passed over `priority` times when the
-        least recently used content has to go."""
+        """Only sequences with the same salt share blocks. Eviction skips the blocks that this sequence
+        leaves in the cache `priority` times."""
         if seq in self.sequences:
             raise SequenceExists(f"sequence {seq} is already open: free it first, or use another id")
-        self.sequences[seq] = opened = self._new(salt, priority)
-        return opened
+        self.sequences[seq] = r = self._new(salt, priority)
+        return r
 
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
-        """What `adopt` would answer if it may reuse at most `limit` tokens. Changes nothing."""
+        """What `adopt` would return with this limit. Changes nothing."""
         return Adoption(0, ReuseLimit(Reason.NOT_SHARING, 0))
 
     def adopt(self, seq: int, tokens: Sequence[int], limit: int | None = None) -> Adoption:
-        """Reuse what is cached of `tokens`; at least the last token is left to compute."""
+        """Reuse the cached prefix of `tokens`, at most `limit` tokens and never the last token."""
         r = self.residency(seq)
         if r.length or r.reserved:
             raise BadStep(f"sequence {seq} has {r.length} tokens already: adopt comes before the first reserve")
@@ -169,7 +194,7 @@ class Placement(ABC, Generic[R]):
         return adoption
 
     def shortfall(self, seq: int, length: int) -> int:
-        """Blocks that are missing to reserve `length` tokens now; 0 when it fits. Raises when it never will."""
+        """Blocks that are missing to reserve `length` tokens; 0 if they fit now. Raises if they can never fit."""
         r = self.residency(seq)
         if self._ready(r, length):
             return 0
@@ -177,7 +202,7 @@ class Placement(ABC, Generic[R]):
         return self._shortfall(r, length)
 
     def reserve(self, seq: int, length: int) -> bool:
-        """Make room for positions below `length`."""
+        """Make room for positions below `length`. False if there is no room now."""
         r = self.residency(seq)
         if not self._ready(r, length):
             self._check_length(seq, r, length)
@@ -188,7 +213,7 @@ class Placement(ABC, Generic[R]):
         return True
 
     def advance(self, seq: int, n: int) -> None:
-        """The step was launched: n further positions are written. What was reserved beyond them lapses."""
+        """A launched step writes n more positions. Any further reserved positions are cancelled."""
         r = self.residency(seq)
         if not 0 < n <= r.reserved - r.length:
             raise BadStep(
@@ -198,7 +223,7 @@ class Placement(ABC, Generic[R]):
         r.length = r.reserved = r.length + n
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
-        """The ids of the tokens that were advanced over, in order, as far as they are known."""
+        """Give the ids of the oldest uncommitted tokens, in order."""
         r = self.residency(seq)
         if not 0 < len(tokens) <= r.length - r.committed:
             raise BadStep(
@@ -209,7 +234,7 @@ class Placement(ABC, Generic[R]):
         self._committed(r, tokens)
 
     def intact(self, seq: int, length: int) -> int:
-        """The longest length <= `length` that the sequence can return to. Changes nothing."""
+        """The longest length <= `length` to which the sequence can rewind. Changes nothing."""
         r = self.residency(seq)
         if not 0 <= length <= r.committed:
             raise BadStep(f"sequence {seq} has {r.committed} tokens and cannot rewind to {length}")
@@ -220,7 +245,7 @@ class Placement(ABC, Generic[R]):
         return min(length, pinned * self.block_size)
 
     def rewind(self, seq: int, length: int) -> int:
-        """Return to the longest intact length <= `length`, and say which that is."""
+        """Return to the longest intact length <= `length`. The result is that length."""
         length = self.intact(seq, length)
         r = self.sequences[seq]
         self._rewound(r, length)
@@ -233,7 +258,7 @@ class Placement(ABC, Generic[R]):
         return True
 
     def fork(self, parent: int, child: int) -> bool:
-        """`child` continues from the parent's committed tokens; from then on each writes only what is its own."""
+        """Open `child` as a copy of the parent's committed tokens. Later writes of one do not change the other."""
         source = self.residency(parent)
         if source.reserved > source.committed:
             raise BadStep(f"sequence {parent} is in the middle of a step: commit it before a fork")
@@ -250,7 +275,7 @@ class Placement(ABC, Generic[R]):
         return tuple(self._copies)
 
     def copies(self) -> list[Copy]:
-        """The pending copies, handed over: the caller runs them before the step's writes."""
+        """Return the pending copies and clear the list. The caller runs them before the step's writes."""
         pending, self._copies = self._copies, []
         return pending
 
@@ -260,7 +285,7 @@ class Placement(ABC, Generic[R]):
         return list(zip(r.blocks, r.firsts, strict=True))
 
     def free(self, seq: int) -> int:
-        """Give back the sequence's blocks; how many it held. Freeing twice is safe and answers 0."""
+        """Release the sequence and return its number of blocks; 0 if it is not open."""
         r = self.sequences.pop(seq, None)
         if r is None:
             return 0
@@ -269,7 +294,7 @@ class Placement(ABC, Generic[R]):
         return held
 
     def discard(self, blocks: Iterable[int]) -> None:
-        """Copies into these blocks were lost: what is known of their content is not so."""
+        """Copies into these blocks were not run, so their content is wrong: do not reuse it."""
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""
@@ -286,6 +311,7 @@ class Placement(ABC, Generic[R]):
             raise UnknownSequence(f"sequence {seq} is not open (never opened, or freed)") from None
 
     def _ready(self, r: R, length: int) -> bool:
+        """Whether `length` can be reserved without calling the member: the common case of a decode step."""
         return (
             r.length < length <= r.writable
             and length - r.length <= self.max_chunk
@@ -312,7 +338,7 @@ class Placement(ABC, Generic[R]):
             )
 
     def _dead_blocks(self, r: R) -> range:
-        """Entries of r.blocks that no later query can see. Pinned blocks stand before them and stay."""
+        """Range of entries of r.blocks that no later query can see. Pinned blocks come before it and stay."""
         start = stop = min(self.config.pinned_blocks, len(r.blocks))
         last = self.block_size - 1
         while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + last, r.committed):
@@ -340,13 +366,13 @@ class Placement(ABC, Generic[R]):
             ensure(not needed or first in listed, f"the visible block at position {first} is not resident")
         ensure(len(r.blocks) <= self.blocks_per_sequence(self.config), "holds more blocks than its bound")
 
-    # -- what a member defines -----------------------------------------------------------------------------------
+    # -- a member implements these (see the module's docstring) --------------------------------------------------
 
     @abstractmethod
     def _new(self, salt: bytes, priority: int) -> R: ...
 
     def _take(self, r: R, tokens: Sequence[int], reused: int) -> None:
-        raise NotImplementedError  # only where match() can answer more than 0
+        raise NotImplementedError  # needed only if match() can return more than 0 tokens
 
     @abstractmethod
     def _shortfall(self, r: R, length: int) -> int: ...
@@ -359,7 +385,7 @@ class Placement(ABC, Generic[R]):
 
     @abstractmethod
     def _intact_from(self, r: R, end: int) -> int:
-        """The lowest logical block behind the pinned ones from which, up to block `end`, all content is still there."""
+        """The lowest logical block b after the pinned ones such that blocks b to end - 1 have their content."""
 
     @abstractmethod
     def _rewound(self, r: R, length: int) -> None: ...

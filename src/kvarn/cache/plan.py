@@ -1,7 +1,7 @@
-"""From a configuration to every size and byte offset, before anything is allocated.
+"""The plan of a cache: every size and byte offset, computed before anything is allocated.
 
-`plan` is arithmetic: it resolves the strategy, groups layers of equal spec, turns a byte budget into blocks and lays
-out the arena. What it says is what a backend allocates. One arena holds all layers, in order:
+`plan` resolves the strategy, groups layers of equal spec, turns a byte budget into a number of blocks
+and lays out the arena. A backend allocates exactly what the plan says. One arena holds all layers:
 
     layer 0: K blocks | V blocks | K scales | V scales     (scales only where the codec has them)
     layer 1: ...
@@ -24,12 +24,12 @@ from kvarn.errors import KvarnError, OutOfMemory
 DEFAULT_BLOCK = 32
 SMALLEST_BLOCK = 16
 MOST_TOKENS = 2**31 - 1
-ALIGNMENT = 64  # a cache line; every region of the arena starts on one
+ALIGNMENT = 64  # every part of the arena starts on a cache line
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    layers: Sequence[LayerSpec]  # the model's, before the user's window
+    layers: Sequence[LayerSpec]  # the model's specs, without the user's window
     context: int
     strategy: str = "auto"
     codec: str = "bf16"
@@ -41,7 +41,7 @@ class CacheConfig:
     pinned: int | None = None
     cache_bytes: int | None = None
     watermarks: tuple[float, float] | None = None
-    ahead: int = 0  # tokens of a sequence that may be computed before they are committed, as steps in flight need
+    ahead: int = 0  # tokens of a sequence that may be computed before they are committed (for asynchronous steps)
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -61,7 +61,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """K, V, or the scales of one, of one layer: how a block of it looks."""
+    """A block of one layer's K, V, K scales or V scales."""
 
     unit: str
     shape: BlockShape
@@ -76,17 +76,17 @@ class Part:
 class Parts:
     k: Part
     v: Part
-    k_scale: Part  # of no units where the codec has no scales
+    k_scale: Part  # 0 units if the codec has no scales
     v_scale: Part
 
     @property
     def each(self) -> tuple[Part, Part, Part, Part]:
-        """In the order in which they lie in the arena."""
+        """In their order in the arena."""
         return self.k, self.v, self.k_scale, self.v_scale
 
     @property
     def block_bytes(self) -> int:
-        """K and V of one block of one layer."""
+        """All parts of one block of one layer."""
         return sum(part.block_bytes for part in self.each)
 
 
@@ -108,7 +108,7 @@ def parts_of(layout: Layout, codec: Codec, spec: LayerSpec, block_size: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers of equal spec: one table, one pool of blocks."""
+    """Layers of equal spec. They share one table and one pool of blocks."""
 
     layers: tuple[int, ...]
     config: GroupConfig
@@ -117,12 +117,12 @@ class Group:
 
     @property
     def bytes_per_token(self) -> int:
-        """Over its layers, scales and repeated heads included."""
+        """All layers of the group, with scales and repeated heads."""
         return len(self.layers) * self.parts.block_bytes // self.config.block_size
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that the group holds when it is alone."""
+        """Tokens of the longest sequence that fits when it is alone in the group."""
         if self.blocks_per_sequence <= self.config.n_blocks:
             return self.config.context
         return self.config.n_blocks * self.config.block_size
@@ -130,7 +130,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class LayerOffsets:
-    """Byte offsets into the arena. Without scales, the scale offsets stand at `end`."""
+    """Byte offsets into the arena. Without scales, the scale offsets are equal to `end`."""
 
     k: int
     v: int
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def context(self) -> int:
-        """The longest sequence."""
+        """Tokens of the longest sequence."""
         return self.groups[0].config.context
 
     @property
@@ -167,7 +167,7 @@ class Plan:
         return len(self.offsets)
 
     def read_bytes(self, step: Step) -> int:
-        """Bytes of cells that attention reads in this step, over all layers: what its queries may see, each once."""
+        """Bytes that attention reads in this step, over all layers. A key counts once per sequence, not per query."""
         total = 0
         for group, changes in zip(self.groups, step.groups, strict=True):
             spec = group.config.spec
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
-        """Over all layers, scales and repeated heads included."""
+        """All layers, with scales and repeated heads."""
         return sum(group.bytes_per_token for group in self.groups)
 
 
@@ -204,7 +204,7 @@ def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
         drafts.append(Group(tuple(layers), group, parts, placement.blocks_per_sequence(group)))
     sized = tuple(_with_blocks(g, n) for g, n in zip(drafts, _counts(config, strategy, drafts), strict=True))
     offsets = _offsets(sized)
-    if config.cache_bytes is not None and offsets[-1].end > config.cache_bytes:  # by what alignment adds
+    if config.cache_bytes is not None and offsets[-1].end > config.cache_bytes:  # alignment exceeds the budget
         return plan(replace(config, cache_bytes=config.cache_bytes - ALIGNMENT), default_layout)
     return Plan(strategy, layout, codec, sized, offsets, config.max_seqs)
 
@@ -231,7 +231,7 @@ def _effective_specs(config: CacheConfig, strategy: Strategy) -> list[LayerSpec]
 def _block_size(config: CacheConfig, strategy: Strategy) -> int:
     size = config.block_size
     if size is None:
-        # A whole panel more or less per slab costs nothing and lets every layout hold it.
+        # Rounding up to whole panels costs little, and then every layout accepts the block.
         return align(config.context, DEFAULT_BLOCK) if strategy.one_page else DEFAULT_BLOCK
     if size < SMALLEST_BLOCK or size & (size - 1):
         raise KvarnError(f"block size {size}: it must be a power of two from {SMALLEST_BLOCK}")
@@ -249,20 +249,19 @@ def _layout(
     layout = choose(LAYOUTS, name or default, "cache layout")
     for spec in specs:
         if refusal := layout.refusal(spec, block_size):
-            if name is None:  # nobody asked for it: the layout that always works
+            if name is None:  # the backend's default does not fit: head-major always does
                 return LAYOUTS["head-major"]
             raise KvarnError(f"the {layout.name} layout does not fit: {refusal}")
     return layout
 
 
 def _counts(config: CacheConfig, strategy: Strategy, drafts: Sequence[Group]) -> list[int]:
-    """Blocks per group. Under a budget, groups with a bounded residency get theirs first, the others what is left."""
+    """Blocks per group. With a byte budget, groups with a window get their blocks first, the others get the rest."""
     wanted = [g.blocks_per_sequence * config.max_seqs for g in drafts]
     if config.cache_bytes is None:
         return wanted
     cost = [len(g.layers) * g.parts.block_bytes for g in drafts]
-    elastic = strategy.placement == "paged"  # takes any number of blocks; a run is taken whole
-    if not elastic:
+    if strategy.placement != "paged":  # a sequence takes all its blocks at once
         sequence = sum(g.blocks_per_sequence * c for g, c in zip(drafts, cost, strict=True))
         n = min(config.cache_bytes // sequence, config.max_seqs)
         _ensure_fits(n > 0, config, sequence, f"one sequence of {config.context} tokens")

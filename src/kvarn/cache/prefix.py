@@ -1,10 +1,14 @@
-"""What was computed before: a tree of full blocks by content, one tree per salt.
+"""The prefix tree: which block holds which tokens. There is one tree per salt.
 
-A node is one block's worth of tokens after its parent's. It is found by a chained hash (parent's hash, tokens) and
-believed only after its tokens and its parent compared equal, so a collision costs a miss and never a wrong answer.
-What follows a node can also match in part: the first tokens of a block, filled or not, of a live sequence or a finished
-one. Nodes outlive their blocks for a while: that is how a miss can say "evicted" or "differs at token i" instead of
-shrugging. Non-goals: reference counts and the order of eviction (blocks.py).
+A node holds the tokens of one block. Its parent holds the block before. A lookup uses a chained hash
+(parent's hash, tokens) and then compares the tokens and the parent. A hash collision therefore costs
+a miss and never gives a wrong result.
+
+The block after a node can also match in part, by its first tokens. Such a block may be full or partly
+filled, and its sequence may be live or finished.
+
+A node stays for a while after its block was evicted. A miss can then report "evicted" or "differs at
+token i". Non-goals: reference counts and the order of eviction (blocks.py).
 """
 
 import time
@@ -13,9 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from struct import pack
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvarn.cache.placement import Reason
+from kvarn.cache.residency import Residency
 from kvarn.errors import BrokenInvariant
 
 Tokens = tuple[int, ...]
@@ -23,19 +28,8 @@ ChainHash = Callable[[bytes, Tokens], bytes]
 
 
 def chain_hash(parent: bytes, tokens: Tokens) -> bytes:
-    """The same in every process, so that blocks can be named across them."""
+    """The same in every process, so that processes can exchange blocks by name."""
     return blake2b(pack(f"<{len(tokens)}q", *tokens), key=parent, digest_size=16).digest()
-
-
-class Growing(Protocol):
-    """A live sequence, seen from the node behind which it grows."""
-
-    tail: list[int]
-    writable: int
-
-    @property
-    def tail_block(self) -> int | None:
-        """The block that holds the tail."""
 
 
 class Node:
@@ -47,10 +41,27 @@ class Node:
         self.hash = digest
         self.depth: int = 0 if parent is None else parent.depth + 1  # blocks from the root to here
         self.block: int | None = None  # the physical block, while resident
-        self.why = Reason.EVICTED  # why it is not resident, or what it would mean if it were evicted now
-        self.when: float | None = None  # when it ceased to be resident
+        self.why = Reason.EVICTED  # why it left the cache; while resident, the reason to record at eviction
+        self.when: float | None = None  # time of the eviction
         self.children: list[Node] = []  # ascending by tokens
-        self.growing: dict[Growing, None] = {}  # in order of arrival, so that answers repeat
+        self.growing: dict[PagedResidency, None] = {}  # live sequences whose last full block this is, oldest first
+
+
+class PagedResidency(Residency):
+    """A live sequence and its place in the tree."""
+
+    __slots__ = ("node", "priority", "tail")
+
+    def __init__(self, node: Node, priority: int = 0) -> None:
+        super().__init__()
+        self.node = node  # its last full block, or the root
+        self.priority = priority
+        self.tail: list[int] = []  # committed tokens after that block
+
+    @property
+    def tail_block(self) -> int | None:
+        """The block that holds the tail."""
+        return self.blocks[self.index(self.node.depth)] if self.tail else None
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -62,12 +73,12 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class Near(NamedTuple):
-    """Tokens that followed a node before, and how many of them ours begin with."""
+    """Tokens of an earlier text after a node, and how many of them our text begins with."""
 
     n: int
     tokens: Sequence[int]
-    block: int | None  # where they are, while resident
-    node: Node | None  # None: a live sequence's unfilled block
+    block: int | None  # the block that holds them, while resident
+    node: Node | None  # None: they are the tail of a live sequence
 
 
 NOTHING = Near(0, (), None, None)
@@ -84,13 +95,13 @@ class PrefixTree:
         self.block_size = block_size
         self._digest = digest
         self._clock = clock
-        self._max_forgotten = max_forgotten  # nodes kept without a block, to explain misses with
+        self._max_forgotten = max_forgotten  # most nodes without a block, which explain misses
         self._roots: dict[bytes, Node] = {}
         self._index: dict[bytes, Node] = {}
         self._forgotten: OrderedDict[Node, None] = OrderedDict()  # without a block; oldest first
         self._of_block: dict[int, Node] = {}
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- lookup --------------------------------------------------------------------------------------------------
 
     def root(self, salt: bytes) -> Node:
         digest = blake2b(salt, digest_size=16).digest()
@@ -109,7 +120,7 @@ class PrefixTree:
         return node if node is not None and node.parent is parent and node.tokens == tokens else None
 
     def walk(self, node: Node, tokens: Sequence[int]) -> Iterator[Node]:
-        """The nodes of tokens' full blocks, as far as they are known, resident or not."""
+        """The nodes of the full blocks of `tokens`, up to the first one that the tree lacks, resident or not."""
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
             child = self.find(node, tuple(tokens[start : start + self.block_size]))
             if child is None:
@@ -118,37 +129,40 @@ class PrefixTree:
             node = child
 
     def nearest(self, parent: Node, tokens: Sequence[int]) -> Near:
-        """Of all that ever followed `parent`, resident or not, what shares the most tokens with ours.
+        """The text after `parent`, resident or not, that shares the longest prefix with `tokens`.
 
-        Among sorted tuples the longest common prefix is with a neighbour of the place where ours would stand."""
+        Children are sorted. The longest common prefix is with one of the two neighbours of the place
+        where our tokens would be inserted."""
         ours = tuple(tokens[: self.block_size])
         place = self._place(parent, ours)
         return self._best(ours, parent.children[max(place - 1, 0) : place + 1], parent.growing)
 
     def partial(self, parent: Node, tokens: Sequence[int]) -> Near:
-        """Likewise of what is resident, less than a block of it. Away from our place children share less and less, so
-        the first one on each side will do."""
+        """Like `nearest`, but only resident blocks, and less than a full block of tokens.
+
+        The common prefix gets shorter with the distance from our place, so the first resident child
+        on each side is enough."""
         ours = tuple(tokens[: self.block_size - 1])
         place = self._place(parent, ours)
-        children, found = parent.children, []
+        children, neighbours = parent.children, []
         for side in (range(place - 1, -1, -1), range(place, len(children))):
-            found += [next((children[i] for i in side if children[i].block is not None), parent)]
-        return self._best(ours, [child for child in found if child is not parent], parent.growing)
+            neighbours += [next((children[i] for i in side if children[i].block is not None), parent)]
+        return self._best(ours, [child for child in neighbours if child is not parent], parent.growing)
 
     @staticmethod
-    def _best(ours: Tokens, nodes: Iterable[Node], growing: Iterable[Growing]) -> Near:
+    def _best(ours: Tokens, nodes: Iterable[Node], growing: Iterable[PagedResidency]) -> Near:
         near = [Near(common(ours, node.tokens), node.tokens, node.block, node) for node in nodes]
-        near += [Near(common(ours, each.tail), each.tail, each.tail_block, None) for each in growing if each.tail]
-        return max(near, default=NOTHING, key=lambda found: found.n)
+        near += [Near(common(ours, r.tail), r.tail, r.tail_block, None) for r in growing if r.tail]
+        return max(near, default=NOTHING, key=lambda candidate: candidate.n)
 
-    # -- growing -------------------------------------------------------------------------------------------------
+    # -- insertion -----------------------------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: Tokens, block: int) -> Node:
-        """`block` now holds these tokens. Where an equal block is resident already, the node keeps that one."""
+        """`block` now holds these tokens. If the node already has a resident block, it keeps that one."""
         node = self.find(parent, tokens)
         if node is None:
             node = self._link(parent, tokens)
-            self._index.setdefault(node.hash, node)  # a collision leaves the newcomer unknown, which is only a miss
+            self._index.setdefault(node.hash, node)  # after a collision no lookup finds the new node: only a miss
         if node.block is None:
             self._forgotten.pop(node, None)
             node.block = block
@@ -157,18 +171,18 @@ class PrefixTree:
             self._of_block[block] = node
         return node
 
-    def grow(self, sequence: Growing, old: Node, new: Node) -> None:
-        old.growing.pop(sequence, None)
-        new.growing[sequence] = None
+    def grow(self, r: PagedResidency, old: Node, new: Node) -> None:
+        old.growing.pop(r, None)
+        new.growing[r] = None
         if old.block is None:
             self._prune(old)
 
-    def end(self, sequence: Growing, node: Node, block: int | None) -> None:
-        """The sequence is gone. What it had of an unfilled block stays known with `block`, which nobody else holds, or
-        without one is remembered, to explain a later miss."""
-        node.growing.pop(sequence, None)
-        if sequence.tail:
-            self._remember(node, tuple(sequence.tail), block)
+    def end(self, r: PagedResidency, node: Node, block: int | None) -> None:
+        """The sequence was freed. Its tail can be reused from `block`, which no other sequence holds. Without a
+        block, the tail only explains a later miss."""
+        node.growing.pop(r, None)
+        if r.tail:
+            self._remember(node, tuple(r.tail), block)
         self._prune(node)
 
     def _remember(self, parent: Node, tail: Tokens, block: int | None) -> None:
@@ -176,7 +190,7 @@ class PrefixTree:
         longer = parent.children[place] if place < len(parent.children) else None
         if longer is not None and common(longer.tokens, tail) == len(tail):
             if longer.block is not None or block is None:
-                return  # what is known already says as much
+                return  # the longer node already says as much
             short = longer if longer.tokens == tail else self._link(parent, tail)
         else:
             short = self._link(parent, tail)
@@ -188,10 +202,10 @@ class PrefixTree:
             short.block, short.why, short.when = block, Reason.EVICTED, None
             self._of_block[block] = short
 
-    # -- forgetting ----------------------------------------------------------------------------------------------
+    # -- removal -------------------------------------------------------------------------------------------------
 
     def detach(self, block: int) -> None:
-        """The block's content is given up; the node stays a while to say why."""
+        """The block no longer holds its node's tokens. The node stays for a while, to explain misses."""
         node = self._of_block.pop(block)
         node.block = None
         node.when = self._clock()
@@ -213,7 +227,8 @@ class PrefixTree:
         return bisect_left(parent.children, tokens, key=lambda child: child.tokens)
 
     def _prune(self, node: Node) -> None:
-        """Remove nodes upwards from here that nothing needs: no block, no memory of one, no child, no live sequence."""
+        """Remove this node and its ancestors while they have no block, no child, no live sequence and are not in
+        `_forgotten`."""
         while node.block is None and node not in self._forgotten and not node.children and not node.growing:
             if node.parent is None:
                 del self._roots[node.hash]
@@ -222,7 +237,7 @@ class PrefixTree:
                 del self._index[node.hash]
             siblings = node.parent.children
             place = self._place(node.parent, node.tokens)
-            while siblings[place] is not node:  # equal tokens stand side by side (only after a hash collision)
+            while siblings[place] is not node:  # after a hash collision, several siblings can have equal tokens
                 place += 1
             del siblings[place]
             node = node.parent
@@ -243,6 +258,6 @@ class PrefixTree:
                 reached.add(node.block)
             stack += node.children
         if reached != set(self._of_block):
-            raise BrokenInvariant("a known block cannot be reached from a root")
+            raise BrokenInvariant("a block of the tree cannot be reached from a root")
         if len(self._forgotten) > self._max_forgotten:
             raise BrokenInvariant("more forgotten nodes than the bound")

@@ -1,4 +1,4 @@
-"""How much of a prompt can be reused, over all groups of layers. Decides and changes nothing."""
+"""How many tokens of a prompt all groups of layers can reuse. Decides; changes nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,24 +10,24 @@ NO_SHARING = Adoption(0, ReuseLimit(Reason.NOT_SHARING, 0))
 
 
 def match(placements: Sequence[Placement[Any]], seq: int, tokens: Sequence[int]) -> Adoption:
-    """What all groups can serve, and why not more: the limit of the group that can serve least."""
-    most = limit = max(len(tokens) - 1, 0)
-    ended, settled, scarce = ReuseLimit(Reason.END, most), False, placements[0]
-    while not settled:  # a windowed group can have a hole that a shorter reuse of the others must respect
+    """The longest prefix that all groups have. The limit is that of the group that has the least."""
+    most = reused = max(len(tokens) - 1, 0)
+    limit, settled, scarce = ReuseLimit(Reason.END, most), False, placements[0]
+    while not settled:  # a shorter reuse moves the window, so each group is asked again
         settled = True
         for placement in placements:
-            found = placement.match(seq, tokens, limit)
-            if found.reused < limit:
-                limit, ended, settled, scarce = found.reused, found.limit, False, placement
-    if limit < most and len(placements) > 1:
-        known = max(p.match(seq, tokens, most).limit.at for p in placements)
-        if known > ended.at:  # another group remembers more, so this group's part was evicted and pruned
-            ended = ReuseLimit(Reason.OUT_OF_WINDOW if scarce.spec.window is not None else Reason.EVICTED, known)
-    return Adoption(limit, ended)
+            adoption = placement.match(seq, tokens, reused)
+            if adoption.reused < reused:
+                (reused, limit), settled, scarce = adoption, False, placement
+    if reused < most and len(placements) > 1:
+        shared = max(p.match(seq, tokens, most).limit.at for p in placements)
+        if shared > limit.at:  # another group remembers more of this prefix: this group's part was evicted and pruned
+            limit = ReuseLimit(Reason.OUT_OF_WINDOW if scarce.spec.window is not None else Reason.EVICTED, shared)
+    return Adoption(reused, limit)
 
 
 def parting(had: Sequence[int], tokens: Sequence[int], shared: int, reused: int) -> ReuseLimit:
-    """Why a parked sequence of tokens `had`, which shares `shared` with ours, serves `reused` of them."""
+    """Why a parked sequence with tokens `had` reuses only `reused` tokens of ours. The common prefix has `shared`."""
     if reused < shared:
         return ReuseLimit(Reason.OUT_OF_WINDOW, shared)
     if shared == max(len(tokens) - 1, 0):

@@ -1,7 +1,8 @@
-"""What a layer's attention may see.
+"""Which keys a query of a layer may see.
 
-`visible` is the one predicate of the project: kernels mask with it, placements evict with it, `adopt` and `rewind`
-ask it which blocks must still be there. Works on integers and on arrays alike. Non-goal: where anything is stored.
+`LayerSpec.visible` is the only definition. Kernels mask with it. Placements evict with it. `adopt` and
+`rewind` use it to decide which blocks must be resident. It takes integers or arrays. Non-goal: where
+anything is stored.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ class LayerSpec:
     n_kv_heads: int
     k_dim: int  # of a head's key and query
     v_dim: int  # of a head's value and output
-    window: int | None = None  # a query sees itself and the window - 1 tokens before it; None: all of them
-    pinned: int = 0  # first tokens that stay visible outside the window
+    window: int | None = None  # a query sees itself and window - 1 tokens before it; None: all tokens before it
+    pinned: int = 0  # this many first tokens are visible outside the window too
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "k_dim", "v_dim"):
@@ -37,12 +38,12 @@ class LayerSpec:
         return self.n_heads // self.n_kv_heads
 
     def narrowed(self, window: int | None, pinned: int) -> "LayerSpec":
-        """This spec under a user's window: the smaller window rules."""
+        """This spec with the user's window and pinned tokens: the smaller window and the larger pin apply."""
         windows = [w for w in (self.window, window) if w is not None]
         return replace(self, window=min(windows, default=None), pinned=max(self.pinned, pinned))
 
     def floor(self, pos: Any) -> Any:
-        """The lowest position inside the window of a query at `pos` (below 0 while the window is not yet full)."""
+        """The lowest position in the window of a query at `pos`. Negative while the window is not full."""
         return 0 if self.window is None else pos - self.window + 1
 
     def visible(self, q: Any, k: Any) -> Any:
@@ -54,24 +55,24 @@ class LayerSpec:
         return (k <= q) & ((k >= self.floor(q)) | (k < self.pinned))
 
     def seen(self, first: int, length: int) -> int:
-        """Keys below `length` that some query at positions first and on sees: those in its window, and the pinned."""
+        """How many keys below `length` the queries at positions `first` and later see."""
         start: int = max(self.floor(first), 0)
         return length - start + min(self.pinned, start)
 
     def dead(self, first: int, last: int, length: int) -> bool:
-        """No query at position `length` or later sees anything in [first, last].
+        """Whether no query at position `length` or later sees a key in [first, last].
 
-        What a query does not see below itself is one interval, so looking at the two ends is enough; the first query
-        that can see a key stands at its position, or at `length` if that is later."""
+        The keys that a query does not see form one interval, so checking both ends is enough. For each
+        end it is enough to check the first query that comes at or after it."""
         return not (self.visible(max(length, last), last) or self.visible(max(length, first), first))
 
 
 def groups(layers: Sequence[LayerSpec]) -> list[tuple[LayerSpec, list[int]]]:
-    """Layers of equal spec share one table: [(spec, layer indices)] in order of first appearance."""
-    found: dict[LayerSpec, list[int]] = {}
+    """Group layers by equal spec: [(spec, layer indices)] in order of first appearance."""
+    indices: dict[LayerSpec, list[int]] = {}
     for index, spec in enumerate(layers):
-        found.setdefault(spec, []).append(index)
-    return list(found.items())
+        indices.setdefault(spec, []).append(index)
+    return list(indices.items())
 
 
 def ceil_div(a: int, b: int) -> int:

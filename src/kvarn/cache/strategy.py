@@ -1,10 +1,10 @@
-"""Strategies: names for points in the product of the axes. A strategy has no code of its own."""
+"""Strategies: named combinations of a placement, a layout and a window. A strategy has no code of its own."""
 
 from dataclasses import dataclass
 
 from kvarn.errors import KvarnError
 
-AUTO_CONTEXT = 2048  # from here on `auto` is paged, whatever the batch
+AUTO_CONTEXT = 2048  # from this context on, `auto` is always paged
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +12,10 @@ class Strategy:
     name: str
     placement: str
     summary: str
-    layout: str | None = None  # the layout it stands for; None: the backend's choice, or the user's
-    windowed: bool = False  # has a window even where the model has none: the user's, or the context
-    pinned: int = 0  # first tokens that stay visible, unless the user says otherwise
-    one_page: bool = False  # a block is the whole slab unless the user names a size
+    layout: str | None = None  # None: the user's choice, or the backend's default
+    windowed: bool = False  # always use a window; if neither model nor user gives one, it is the context
+    pinned: int = 0  # default of CacheConfig.pinned
+    one_page: bool = False  # by default, one block holds the whole context
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -35,7 +35,7 @@ NAMES = (*STRATEGIES, AUTO)
 
 
 def resolve(name: str, context: int, max_seqs: int) -> Strategy:
-    """`auto` is decided here, once: short and single -> contiguous, else paged."""
+    """`auto` is contiguous for one sequence with a short context, otherwise paged."""
     if name == AUTO:
         name = "contiguous" if context < AUTO_CONTEXT and max_seqs == 1 else "paged"
     try:

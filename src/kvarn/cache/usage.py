@@ -1,6 +1,6 @@
-"""What the cache says about itself: a snapshot of its blocks, and the count of what prompts found in it.
+"""Figures about the cache: the use of its blocks, and the hits and misses of prompts.
 
-One prompt is one query, however often it is tried before there is room for it. Tokens are counted, misses by reason.
+One prompt counts as one query, even if it is looked up several times before there is room for it.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ from kvarn.cache.placement import Adoption, Reason
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A snapshot. Blocks are summed over groups; prefix figures count tokens, misses count prompts."""
+    """Blocks are summed over groups. Queries and hits count tokens, misses count prompts."""
 
     sequences: int
-    tokens: int  # of all sequences, those that share each counting their own
-    tokens_resident: int  # tokens in place, cached ones included, each once
+    tokens: int  # sum over sequences: a shared token counts once per sequence
+    tokens_resident: int  # tokens in blocks, live or cached: a shared token counts once
     nbytes: int
     blocks: int
     blocks_used: int
@@ -28,20 +28,20 @@ class Usage:
 
 
 class GroupMap(NamedTuple):
-    """Where everything of one group lies: enough to draw it."""
+    """The content of every block of one group."""
 
     layers: tuple[int, ...]
     block_size: int
     n_blocks: int
-    cached: list[tuple[int, int]]  # block, tokens in it; the first to be evicted stands first
-    sequences: dict[int, list[tuple[int, int]]]  # by sequence: block, position of its first token
+    cached: list[tuple[int, int]]  # (block, tokens in it), in order of eviction
+    sequences: dict[int, list[tuple[int, int]]]  # by sequence: (block, position of its slot 0)
 
 
 class Query(NamedTuple):
-    """What a prompt asked for and got. It can be taken back until something of the prompt is computed."""
+    """One prompt's lookup and its result."""
 
     tokens: int
-    found: Adoption
+    adoption: Adoption
 
 
 class PrefixCount:
@@ -57,6 +57,7 @@ class PrefixCount:
 
     def _move(self, query: Query, sign: int) -> None:
         self.queries += sign * query.tokens
-        self.hits += sign * query.found.reused
-        if query.found.limit.reason not in (Reason.END, Reason.NEW):  # nothing known was left unused
-            self.misses[query.found.limit.reason] += sign
+        self.hits += sign * query.adoption.reused
+        reason = query.adoption.limit.reason
+        if reason not in (Reason.END, Reason.NEW):  # with these two, all shared tokens were reused: no miss
+            self.misses[reason] += sign

@@ -9,19 +9,40 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from kvarn import __version__
+from kvarn.cli.manual import Manual
 from kvarn.errors import KvarnError
 
 COMMANDS = {
-    "run": "continue a prompt",
-    "chat": "hold a conversation",
-    "serve": "answer OpenAI clients over HTTP",
-    "explain": "say why a server computed a prompt again",
-    "bench": "measure speed, alone or beside a peer; `bench serve` puts load on a server",
+    "run": "continue a prompt and print the text as it is computed",
+    "chat": "hold a conversation in the terminal",
+    "serve": "serve a model over HTTP with OpenAI's API",
+    "explain": "show what a served request reused from the cache, and why not more",
+    "bench": "measure speed, alone or beside another engine",
     "perplexity": "measure how well a model predicts a text",
     "inspect": "show a model's shape, tensors and cache sizes",
-    "pull": "fetch a model",
-    "strategies": "drive every cache strategy with the same keys and compare them",
+    "pull": "download a model",
+    "strategies": "run every cache strategy on the same data and compare them",
 }
+DESCRIPTION = """\
+An inference engine for language models whose KV cache is the product. It runs GGUF files and
+safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families on the CPU."""
+EPILOG = """\
+Models are given as a name (smollm2), a .gguf file, a folder with safetensors, or hf:org/repo.
+
+examples:
+  kvarn run -p "The quick brown fox"            continue a text with the default model
+  kvarn chat -m model.gguf -c 8192              talk to a model of your own
+  kvarn serve -m model.gguf --api-key KEY       http://127.0.0.1:8000/v1
+  kvarn bench -m model.gguf -d 0,4096           speed at the start and at a depth of 4096 tokens
+
+environment:
+  KVARN_CACHE        folder for downloaded models (default: ~/.cache/kvarn)
+  KVARN_API_KEY      API keys of `serve`, with commas between them; the key that `explain` sends
+  KVARN_ISA          instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the best here)
+  KVARN_SUM_ORDER    order of bf16 sums: pairs or tiles (default: the fast one here)
+  KVARN_PEER_PYTHON  Python that has llama-cpp-python, for `bench --against llama-cpp-python`
+
+`kvarn COMMAND --help` lists the options of a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader (head, less) has gone: nothing to say
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         _give_up_output()
         return 141
     except OSError as error:  # a full disk behind standard output, for instance
@@ -44,14 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="kvarn", description="An inference engine for language models whose KV cache is the product."
-    )
+    listed = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    parser = argparse.ArgumentParser("kvarn", "kvarn COMMAND [OPTIONS]", epilog=EPILOG, formatter_class=Manual)
+    parser.description = f"{DESCRIPTION}\n\ncommands:\n{listed}"
     parser.add_argument("--version", action="version", version=f"kvarn {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    parsers = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
+    commands = parser.add_subparsers(
+        prog="kvarn", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
+    parsers = {name: commands.add_parser(name, formatter_class=Manual) for name in COMMANDS}
     if arguments[:1] and arguments[0] in COMMANDS:  # --help of the whole loads no command
         import_module(f"kvarn.cli.{arguments[0]}").add(parsers[arguments[0]])
+    if not arguments:
+        parser.print_help()
+        return
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command that does not know them
         parsers[parsed.command].error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -60,7 +86,7 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _ready_streams() -> None:
-    """A stream that was closed before we came is an empty one; a terminal that has not all letters shows others."""
+    """Replace closed standard streams by /dev/null; replace characters that the terminal cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -70,6 +96,6 @@ def _ready_streams() -> None:
 
 
 def _give_up_output() -> None:
-    """Nothing more can be written, also not what is still to be flushed at exit."""
-    with suppress(OSError):  # an object that is no file needs no rescue
+    """Send what is still buffered to /dev/null: flushing it at exit would fail again."""
+    with suppress(OSError):  # standard output may be an object without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

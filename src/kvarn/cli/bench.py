@@ -7,7 +7,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvarn.backends import BACKENDS
 from kvarn.backends.pool import default_threads
 from kvarn.bench import suite
 from kvarn.bench.case import Case, cases
@@ -15,9 +14,9 @@ from kvarn.bench.machine import Bandwidth, facts
 from kvarn.bench.peers import connect
 from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
-from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import bench_serve, flags
+from kvarn.cli.manual import Manual, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
@@ -25,29 +24,45 @@ from kvarn.llm import LLM
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-m", "--model", default="smollm2", help="name, .gguf, folder, hf:org/repo (default: smollm2)")
-    parser.add_argument("-p", "--n-prompt", default="512", metavar="N,..", help="tokens of a prompt; 0: none (512)")
-    parser.add_argument("-n", "--n-gen", default="128", metavar="N,..", help="tokens to generate; 0: none (128)")
-    parser.add_argument("-d", "--n-depth", default="0", metavar="N,..", help="tokens in the cache before that (0)")
-    parser.add_argument("-b", "--batch", default="1", metavar="N,..", help="sequences side by side (1)")
-    parser.add_argument("-ub", "--ubatch-size", type=int, default=512, help="most tokens per step (%(default)s)")
-    parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
-    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
-    parser.add_argument("-r", "--repetitions", type=int, default=3, help="the median of so many (%(default)s)")
-    parser.add_argument("-f", "--file", help="a text to fill the cache with (default: random ids)")
-    parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
+    describe(
+        parser,
+        """
+Measure tokens per second for prompts (pp) and for generation (tg), by depth and batch, with the
+bytes that a token reads and the share of the memory's bandwidth. Lists (N,..) give every
+combination. `kvarn bench serve` puts load on a server instead.""",
+        """
+kvarn bench -m model.gguf
+kvarn bench -p 0 -n 64 -d 0,4096 --cache contiguous,paged --cache-type bf16,int8
+kvarn bench --against llama-cpp-python --against-python ~/peer/bin/python
+kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
+    )
+    flags.add_model_flag(parser)
+    for short, long, default, what in (
+        ("-p", "--n-prompt", "512", "tokens of a prompt; 0: none"),
+        ("-n", "--n-gen", "128", "tokens to generate; 0: none"),
+        ("-d", "--n-depth", "0", "tokens that are in the cache before"),
+        ("-b", "--batch", "1", "sequences computed together"),
+    ):
+        parser.add_argument(short, long, default=default, metavar="N,..", help=f"{what} (default: %(default)s)")
+    step = "most tokens computed in one step (default: %(default)s)"
+    parser.add_argument("-ub", "--ubatch-size", type=int, metavar="N", default=512, help=step)
+    times = "measure N times and report the median (default: %(default)s)"
+    parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help=times)
+    parser.add_argument("-f", "--file", help="fill the cache with this text (default: random token ids)")
+    flags.add_compute_flags(parser)
+    flags.add_json_flag(parser)
     group = parser.add_argument_group("cache")
-    group.add_argument("--cache", default="auto", metavar="A,..", help=f"of {', '.join(NAMES)} (auto)")
-    group.add_argument("--cache-type", default="bf16", metavar="X,..", help=f"of {', '.join(CODECS)} (bf16)")
-    group.add_argument("--cache-layout", choices=tuple(LAYOUTS), help="order of the bytes in a block")
-    group.add_argument("--block-size", type=int, help="slots per block, a power of two from 16")
-    group.add_argument("--window", type=int, help="how far back a token sees")
-    group.add_argument("--pinned", type=int, help="first tokens that stay visible outside the window")
-    group = parser.add_argument_group("a peer beside it, in turn with each repetition")
+    strategies = f"strategies, of {', '.join(NAMES)} (default: auto)"
+    group.add_argument("--cache", default="auto", metavar="A,..", help=strategies)
+    cells = f"how keys and values are stored, of {', '.join(CODECS)} (default: bf16)"
+    group.add_argument("--cache-type", default="bf16", metavar="X,..", help=cells)
+    flags.add_block_flags(group)
+    group = parser.add_argument_group("comparison", "another engine, measured in turn with each repetition")
     group.add_argument("--against", metavar="URL|llama-cpp-python", help="an OpenAI-compatible server, or llama.cpp")
-    group.add_argument("--against-python", metavar="PATH", help="interpreter that has the peer (KVARN_PEER_PYTHON)")
-    tools = parser.add_subparsers(dest="tool", metavar="serve", title="another benchmark")
-    bench_serve.add(tools.add_parser("serve", help="load for a server", description="load for a server"))
+    group.add_argument("--against-python", metavar="PATH", help="Python that has llama-cpp-python (KVARN_PEER_PYTHON)")
+    tools = parser.add_subparsers(prog=parser.prog, dest="tool", metavar="serve", help=argparse.SUPPRESS)
+    load = tools.add_parser("serve", formatter_class=Manual)
+    bench_serve.add(load)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -62,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         with ProgressLine() as line:
             collect(rows, args, chosen, setups, bandwidth, text, line)
-    finally:  # what was measured before Ctrl-C, or before the peer gave up, is shown
+    finally:  # also after Ctrl-C or a failure of the peer: show what was measured
         model = Path(args.model).name if Path(args.model).exists() else args.model
         if rows and args.json:
             print(json.dumps({"model": model, "rows": rows, "machine": facts(bandwidth)}, indent=2))
@@ -94,7 +109,7 @@ def collect(
     vocabulary = llm.config.vocab_size
     with connect(args.against, args.against_python, args.model, vocabulary, threads, chunk, chosen) as peer:
         for row in suite.run(llm, setups, chosen, args.repetitions, bandwidth, tokens, peer, line):
-            rows.append(row)  # one by one: they outlive an interruption
+            rows.append(row)  # one by one, so that an interruption loses none
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
@@ -130,7 +145,7 @@ def names(text: str, flag: str, known: Sequence[str]) -> list[str]:
     found = [part.strip() for part in text.split(",")]
     for name in found:
         if name not in known:
-            raise KvarnError(f"{flag} {name!r}: there are {', '.join(known)}")
+            raise KvarnError(f"{flag} {name!r}: choose from {', '.join(known)}")
     return list(dict.fromkeys(found))
 
 

@@ -2,33 +2,53 @@
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
-import sys
 from typing import Any
 
 from kvarn.bench.load.client import Outcome, Target
 from kvarn.bench.load.report import parse_goal, summarize
 from kvarn.bench.load.traffic import Traffic
+from kvarn.cli import flags
+from kvarn.cli.manual import describe
+from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get("KVARN_API_KEY"), help="its key, if it wants one")
-    parser.add_argument("--model", help="name in the requests (default: the first that the server lists)")
-    parser.add_argument("--requests", type=int, default=64, help="how many (default: %(default)s)")
-    parser.add_argument("--rate", type=float, help="arrivals per second, at random (default: all at once)")
-    parser.add_argument("--concurrency", type=int, help="most under way at once (default: any number)")
-    parser.add_argument("--input-len", type=int, default=128, help="tokens of a prompt (default: %(default)s)")
-    parser.add_argument("--output-len", type=int, default=64, help="tokens of an answer (default: %(default)s)")
-    parser.add_argument("--shared-prefix-len", type=int, default=0, help="prompt tokens that all share (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same traffic (%(default)s)")
-    parser.add_argument("--goodput", nargs="+", default=[], metavar="MEASURE:MS", help="as in ttft:500 tpot:50")
-    parser.add_argument("--text", action="store_true", help="send words, not token ids")
-    parser.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos, which is an extension")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    describe(
+        parser,
+        """
+Send requests to a server that speaks OpenAI's API and report throughput, latency (first token,
+per token, between pieces, whole answer) and goodput: the share of requests within given limits.""",
+        """
+kvarn bench serve --requests 200 --rate 8 --input-len 512 --output-len 128
+kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    key = os.environ.get("KVARN_API_KEY")
+    parser.add_argument("--api-key", metavar="KEY", default=key, help="the server's API key (or KVARN_API_KEY)")
+    parser.add_argument("--model", help="the model's name in requests (default: the first that the server lists)")
+    for flag, default, what in (
+        ("--requests", 64, "how many requests to send"),
+        ("--input-len", 128, "tokens of a prompt"),
+        ("--output-len", 64, "tokens of an answer"),
+        ("--shared-prefix-len", 0, "tokens that all prompts begin with"),
+        ("--seed", 0, "the same seed gives the same traffic"),
+    ):
+        parser.add_argument(flag, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
+    rate = "requests per second, at random times (default: all at once)"
+    parser.add_argument("--rate", type=float, metavar="N", help=rate)
+    most = "most requests under way at the same time (default: no limit)"
+    parser.add_argument("--concurrency", type=int, metavar="N", help=most)
+    limits = "limits for goodput, of ttft, tpot and e2e, e.g. ttft:500 tpot:50"
+    parser.add_argument("--goodput", nargs="+", default=[], metavar="MEASURE:MS", help=limits)
+    parser.add_argument("--text", action="store_true", help="send prompts as text instead of token ids")
+    stop = "let answers end early: do not send ignore_eos, an extension that some servers refuse"
+    parser.add_argument("--stop-at-eos", action="store_true", help=stop)
+    flags.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -44,7 +64,9 @@ def run(args: argparse.Namespace) -> None:
         as_text=args.text,
         ignore_eos=not args.stop_at_eos,
     )
-    report = summarize(asyncio.run(play(args, traffic)), goal)
+    target = Target(args.url, args.api_key)
+    model = args.model or target.models()[0]
+    report = summarize(play(target, model, traffic), goal)
     if args.json:
         print(json.dumps(report, indent=2))
     else:
@@ -53,20 +75,12 @@ def run(args: argparse.Namespace) -> None:
         raise KvarnError("no request was completed: " + ", ".join(report["errors"]))
 
 
-async def play(args: argparse.Namespace, traffic: Traffic) -> list[Outcome]:
-    target = Target(args.url, args.api_key)
-    model = args.model or (await target.models())[0]
-    done = 0
-    watched = sys.stderr.isatty()
-
-    def progress(outcome: Outcome) -> None:
-        nonlocal done
-        done += 1
-        if watched:
-            end = "\r" if done < traffic.requests else "\r\033[K"
-            print(f"{done} of {traffic.requests} answered", end=end, file=sys.stderr, flush=True)
-
-    return await traffic.play(target, model, progress)
+def play(target: Target, model: str, traffic: Traffic) -> list[Outcome]:
+    with ProgressLine() as line:
+        answered = itertools.count(1)
+        return asyncio.run(
+            traffic.play(target, model, lambda _: line(f"{next(answered)} of {traffic.requests} answered"))
+        )
 
 
 def show(report: dict[str, Any]) -> None:

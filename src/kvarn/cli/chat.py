@@ -1,6 +1,6 @@
-"""`kvarn chat`: a conversation. What was said stays in the cache, so a turn computes only what is new.
+"""`kvarn chat`: a conversation. It stays in the cache, so a turn computes only what is new.
 
-Ctrl-C stops the answer and not the program; Ctrl-D or /exit ends it.
+Ctrl-C stops an answer; Ctrl-D or /exit ends the program.
 """
 
 import argparse
@@ -9,6 +9,7 @@ from functools import partial
 from io import TextIOWrapper
 
 from kvarn.cli import flags
+from kvarn.cli.manual import describe
 from kvarn.cli.run import summary
 from kvarn.engine.explain import explain, in_words
 from kvarn.engine.request import SamplingParams
@@ -23,7 +24,16 @@ HELP = """/help     this text
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-sys", "--system", help="a system message")
+    describe(
+        parser,
+        """
+Hold a conversation in the terminal. The conversation stays in the cache, so each turn computes
+only what is new; /stats shows it. Ctrl-C stops an answer, Ctrl-D or /exit ends the program.""",
+        """
+kvarn chat
+kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7""",
+    )
+    parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message")
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
     parser.set_defaults(predict=512)

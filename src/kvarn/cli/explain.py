@@ -5,20 +5,31 @@ import json
 import os
 import time
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
+from kvarn.bench.http import parse_address, request_json
+from kvarn.cli import flags
+from kvarn.cli.manual import describe
 from kvarn.cli.table import speaks_utf8
 from kvarn.errors import KvarnError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", nargs="?", metavar="ID", help="of an answer (default: this key's last request)")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # a server's variable may name several
-    parser.add_argument("--api-key", default=key, help="the key that made the request (default: KVARN_API_KEY)")
-    parser.add_argument("--json", action="store_true", help="print what the server says as JSON")
+    describe(
+        parser,
+        """
+Show what a request to `kvarn serve` reused from the cache, what it computed again, and why. A key
+sees its own requests only.""",
+        """
+kvarn explain --api-key KEY
+kvarn explain chatcmpl-1a2b3c --api-key KEY --json""",
+        usage="[ID] [OPTIONS]",
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="id of an answer (default: the last request of this key)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # `serve` takes several
+    parser.add_argument("--api-key", metavar="KEY", default=key, help="key that made the request (or KVARN_API_KEY)")
+    flags.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -33,31 +44,13 @@ def run(args: argparse.Namespace) -> None:
 
 def fetch(args: argparse.Namespace) -> dict[str, Any]:
     path = f"/kvarn/requests/{quote(args.id, safe='')}" if args.id else "/kvarn/requests"
-    base = args.url.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
-        raise KvarnError(f"--url {args.url}: give it as http://HOST:PORT")
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    try:
-        with urlopen(Request(base + path, headers=headers), timeout=30) as response:
-            found: dict[str, Any] = json.load(response)
-    except HTTPError as error:
-        hint = "; give it with --api-key" if error.code == 401 else ""
-        raise KvarnError(message_of(error) + hint) from None
-    except (URLError, OSError, ValueError) as error:
-        raise KvarnError(f"{base} does not answer: {getattr(error, 'reason', error)}") from None
+    answer: dict[str, Any] = request_json(parse_address(args.url), "GET", path, api_key=args.api_key)
     if args.id:
-        return found
-    if not found.get("data"):
+        return answer
+    if not answer.get("data"):
         raise KvarnError("this key has made no request yet")
-    last: dict[str, Any] = found["data"][0]
+    last: dict[str, Any] = answer["data"][0]
     return last
-
-
-def message_of(error: HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answers {error.code} {error.reason}"
 
 
 def show(found: dict[str, Any]) -> None:
@@ -78,7 +71,8 @@ def show(found: dict[str, Any]) -> None:
         rows += [("preempted", f"{found['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
     if found["cancelled"]:
         missing = prompt - reused - computed
-        rows += [("cancelled", f"with {missing} prompt tokens to go" if missing else "during its answer")]
+        place = f"with {missing} prompt tokens to go" if missing else "during its answer"
+        rows += [("cancelled", place if ended else "while queued")]
     times = [(name, found[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
     times += [("until then" if found["cancelled"] else "whole answer", found["total_ms"])]
     rows += [("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in times if ms is not None))]

@@ -14,62 +14,83 @@ from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 
-UNBOUNDED = 1 << 30  # tokens: the context ends an answer before
-SHORT = {"batch_size": "-b", "parallel": "-np", "ctx_size": "-c"}  # where people give the short name
+UNBOUNDED = 1 << 30  # tokens: the context ends an answer first
+SHORT = {"batch_size": "-b", "parallel": "-np", "ctx_size": "-c"}  # flags that people know by the short name
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup  # what takes `add_argument`
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
-    parser.add_argument("-m", "--model", default="smollm2", help="name, .gguf, folder, hf:org/repo (default: smollm2)")
-    length = f"context: prompt plus answer; 0: all that the model was trained for (default: {context})"
-    parser.add_argument("-c", "--ctx-size", type=int, help=length)
-    parser.add_argument("-b", "--batch-size", type=int, default=512, help="most tokens per step (default: %(default)s)")
-    parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
-    parser.add_argument("-np", "--parallel", type=int, default=max_seqs, help="sequences at once (%(default)s)")
-    add_cache_flags(parser)
-    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
+def add_model_flag(parser: Flags) -> None:
+    help = "name, .gguf file, safetensors folder or hf:org/repo (default: %(default)s)"
+    parser.add_argument("-m", "--model", default="smollm2", help=help)
+
+
+def add_compute_flags(parser: Flags) -> None:
+    parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
+    backend = "cpu, or reference: slow NumPy, the oracle of the tests (default: %(default)s)"
+    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help=backend)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
+    """The model, and how it is run. `max_seqs` and `context` are the command's defaults."""
+    group = parser.add_argument_group("model")
+    add_model_flag(group)
+    length = f"most tokens of prompt plus answer; 0: all that the model was trained for (default: {context})"
+    group.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
+    step = "most tokens computed in one step (default: %(default)s)"
+    group.add_argument("-b", "--batch-size", type=int, metavar="N", default=512, help=step)
+    beside = "most sequences computed at the same time (default: %(default)s)"
+    group.add_argument("-np", "--parallel", type=int, metavar="N", default=max_seqs, help=beside)
+    add_compute_flags(group)
+    add_cache_flags(parser)
 
 
 def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cache")
     group.add_argument("--cache", choices=NAMES, default="auto", help="strategy (default: %(default)s)")
-    group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help="cells (default: bf16)")
-    group.add_argument("--cache-layout", choices=tuple(LAYOUTS), help="order of the bytes in a block")
-    group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help="budget for keys and values")
-    group.add_argument("--block-size", type=int, help="slots per block, a power of two from 16")
-    group.add_argument("--window", type=int, help="how far back a token sees")
-    group.add_argument("--pinned", type=int, help="first tokens that stay visible outside the window")
+    cells = "how keys and values are stored (default: %(default)s)"
+    group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
+    budget = "memory for keys and values (default: what the context needs)"
+    group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
+    add_block_flags(group)
+
+
+def add_block_flags(group: Flags) -> None:
+    order = "order of the bytes in a block (default: the backend's)"
+    group.add_argument("--cache-layout", choices=tuple(LAYOUTS), help=order)
+    group.add_argument("--block-size", type=int, metavar="N", help="tokens per block, a power of two from 16")
+    group.add_argument("--window", type=int, metavar="N", help="how many tokens back a token sees")
+    group.add_argument("--pinned", type=int, metavar="N", help="first tokens that stay visible outside the window")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "-n",
-        "--predict",
-        "--n-predict",
-        type=int,
-        default=128,
-        help="most tokens to generate; -1: until the text ends or the context is full (default: %(default)s)",
-    )
-    group.add_argument("--temp", type=float, default=0.0, help="temperature; 0 is greedy (default: 0)")
-    group.add_argument("--top-k", type=int, default=0, help="0 is off (default: 0)")
-    group.add_argument("--top-p", type=float, default=1.0, help="1 is off (default: 1)")
-    group.add_argument("--min-p", type=float, default=0.0, help="0 is off (default: 0)")
-    group.add_argument("--repeat-penalty", type=float, default=1.0, help="1 is off (default: 1)")
-    group.add_argument("--presence-penalty", type=float, default=0.0, help="0 is off (default: 0)")
-    group.add_argument("--frequency-penalty", type=float, default=0.0, help="0 is off (default: 0)")
-    group.add_argument("--seed", type=int, help="the same seed gives the same text (default: a fresh one)")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
-    group.add_argument("--ignore-eos", action="store_true", help="go on past the model's end token")
+    length = "most tokens to generate; -1: until the text ends or the context is full (default: %(default)s)"
+    group.add_argument("-n", "--predict", "--n-predict", type=int, metavar="N", default=128, help=length)
+    for flag, kind, off, what in (
+        ("--temp", float, 0.0, "temperature; 0 takes the most likely token (default: 0)"),
+        ("--top-k", int, 0, "sample among the K most likely tokens; 0 is off (default: 0)"),
+        ("--top-p", float, 1.0, "sample among the most likely tokens of total probability P; 1 is off (default: 1)"),
+        ("--min-p", float, 0.0, "drop tokens below P times the most likely one; 0 is off (default: 0)"),
+        ("--repeat-penalty", float, 1.0, "for tokens of the prompt and the answer; 1 is off (default: 1)"),
+        ("--presence-penalty", float, 0.0, "for tokens that the answer already has; 0 is off (default: 0)"),
+        ("--frequency-penalty", float, 0.0, "the same for each time it has them; 0 is off (default: 0)"),
+    ):
+        group.add_argument(flag, type=kind, metavar="N", default=off, help=what)
+    seed = "the same seed gives the same text (default: a fresh one)"
+    group.add_argument("--seed", type=int, metavar="N", help=seed)
+    stop = "end the answer before this text; repeatable"
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    group.add_argument("--ignore-eos", action="store_true", help="continue past the model's end token")
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--prompt", help="the prompt; - reads standard input")
-    parser.add_argument("-f", "--file", help="a file that holds the prompt")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads standard input")
+    parser.add_argument("-f", "--file", help="read the prompt from a file")
 
 
 def parse_bytes(text: str) -> int:
@@ -78,11 +99,11 @@ def parse_bytes(text: str) -> int:
     try:
         return int(float(number) * unit)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: give 500M or 2G") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes: give 500M or 2G") from None
 
 
 def at_least(least: float, **given: float | None) -> None:
-    """Flags by their name in the parsed arguments; one that was not given is right."""
+    """Refuse a flag (by its name in the parsed arguments) below `least`. A flag that was not given passes."""
     for name, value in given.items():
         if value is not None and not value >= least:
             flag = SHORT.get(name) or f"--{name.replace('_', '-')}"
@@ -91,7 +112,7 @@ def at_least(least: float, **given: float | None) -> None:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     if args.predict < 1 and args.predict != -1:
-        raise KvarnError(f"-n is {args.predict}; it must be at least 1, or -1 for as many as there are")
+        raise KvarnError(f"-n is {args.predict}; it must be at least 1, or -1 for no limit")
     return SamplingParams(
         max_tokens=UNBOUNDED if args.predict == -1 else args.predict,
         temperature=args.temp,
@@ -108,7 +129,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def load(args: argparse.Namespace, **engine: int) -> LLM:
-    """The model that the flags describe, with a line of progress where somebody watches."""
+    """The model that the flags describe. A terminal shows the progress of loading."""
     at_least(1, batch_size=args.batch_size, parallel=args.parallel)
     at_least(0, ctx_size=args.ctx_size)
     with ProgressLine() as line:

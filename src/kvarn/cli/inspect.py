@@ -7,7 +7,8 @@ from kvarn.backends.cpu.program import packed_size
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.cli.flags import at_least
+from kvarn.cli import flags
+from kvarn.cli.manual import describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
@@ -18,10 +19,22 @@ from kvarn.loading.pull import resolve
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="smollm2", help="a name, .gguf, folder or hf:org/repo")
-    parser.add_argument("-c", "--ctx-size", type=int, help="context; 0: the model's own (default: up to 4096)")
-    parser.add_argument("--window", type=int, help="window of ring, sliding and sinks")
-    parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
+    describe(
+        parser,
+        """
+Show a model's shape, its tensors by type with their size in the file and in memory, and what keys
+and values cost with every cache strategy and cell type. No weights are loaded.""",
+        """
+kvarn inspect
+kvarn inspect model.gguf -c 32768 --json""",
+        usage="[MODEL] [OPTIONS]",
+    )
+    what = "name, .gguf file, safetensors folder or hf:org/repo (default: %(default)s)"
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help=what)
+    length = "context of the cache sizes; 0: all that the model was trained for (default: up to 4096)"
+    parser.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
+    parser.add_argument("--window", type=int, metavar="N", help="window of ring, sliding and sinks")
+    flags.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -36,8 +49,8 @@ def run(args: argparse.Namespace) -> None:
 
 def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
     config = checkpoint.config
-    at_least(0, ctx_size=args.ctx_size)
-    at_least(1, window=args.window)
+    flags.at_least(0, ctx_size=args.ctx_size)
+    flags.at_least(1, window=args.window)
     context = context_of(config, args.ctx_size)
     tensors = [tensor_row(checkpoint, info) for info in checkpoint.infos]
     return {

@@ -2,18 +2,28 @@
 
 import argparse
 import json
-import sys
 
 from kvarn.cli import flags
+from kvarn.cli.manual import describe
+from kvarn.cli.progress import ProgressLine
 from kvarn.engine import scoring
 from kvarn.llm import context_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", required=True, help="the text")
-    parser.add_argument("--chunks", type=int, help="score only the first N windows")
-    flags.add_model_flags(parser, context="512")
+    describe(
+        parser,
+        """
+Measure how well a model predicts a text, as llama.cpp does: the text is cut into windows of the
+context's length, and the second half of each window is scored. Lower is better.""",
+        """
+kvarn perplexity -f wiki.test.raw
+kvarn perplexity -m model.gguf -f wiki.test.raw --chunks 40 --cache-type int8""",
+    )
+    parser.add_argument("-f", "--file", required=True, help="the text, in UTF-8")
+    parser.add_argument("--chunks", type=int, metavar="N", help="score only the first N windows")
     flags.add_json_flag(parser)
+    flags.add_model_flags(parser, context="512")
     parser.set_defaults(ctx_size=512)
 
 
@@ -23,17 +33,16 @@ def run(args: argparse.Namespace) -> None:
     llm = flags.load(args)
     window = context_of(llm.config, args.ctx_size)
     tokens = llm.tokenizer.encode(text)
-    watched = sys.stderr.isatty()
-
-    def progress(so_far: scoring.Perplexity, total: int) -> None:
-        if watched:
-            print(f"\r[{so_far.chunks}/{total}] {so_far.ppl:.4f} ", end="", file=sys.stderr, flush=True)
-
     bos = llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
     chunk = min(args.batch_size, window)
-    result = scoring.perplexity(llm.program, llm.memory, llm.cache, tokens, window, args.chunks, bos, chunk, progress)
-    if watched:
-        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+    with ProgressLine() as line:
+
+        def progress(so_far: scoring.Perplexity, total: int) -> None:
+            line(f"window {so_far.chunks} of {total}: {so_far.ppl:.4f}")
+
+        result = scoring.perplexity(
+            llm.program, llm.memory, llm.cache, tokens, window, args.chunks, bos, chunk, progress
+        )
     if args.json:
         print(json.dumps(result._asdict()))
     else:

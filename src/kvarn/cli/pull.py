@@ -2,12 +2,25 @@
 
 import argparse
 
+from kvarn.cli.manual import describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.loading.pull import resolve
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="smollm2", help="a name, or hf:org/repo[/file.gguf]")
+    describe(
+        parser,
+        """
+Download a model into the cache folder (KVARN_CACHE, default ~/.cache/kvarn), check it and print
+its path. A model that is already there is not downloaded again.""",
+        """
+kvarn pull
+kvarn pull hf:org/repo/model.gguf""",
+        usage="[MODEL] [OPTIONS]",
+    )
+    parser.add_argument(
+        "model", nargs="?", default="smollm2", help="name, or hf:org/repo[/file.gguf] (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,17 +6,28 @@ import sys
 import time
 
 from kvarn.cli import flags, trace
+from kvarn.cli.manual import describe
 from kvarn.cli.table import speaks_utf8
 from kvarn.engine.stats import EngineStats
 from kvarn.llm import LLM, Job
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    describe(
+        parser,
+        """
+Continue a prompt. The text is printed as it is computed, a summary follows on standard error.
+The same seed and flags give the same text on every machine with the same order of sums.""",
+        """
+kvarn run -p "The quick brown fox" -n 32
+kvarn run --chat -p "Name three rivers." --temp 0.7 --seed 1
+kvarn run -m model.gguf -f prompt.txt --cache paged --json""",
+    )
     flags.add_prompt_flags(parser)
-    parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
-    parser.add_argument("--trace", metavar="FILE", help="write a Perfetto/Chrome trace of steps and operations")
-    flags.add_model_flags(parser)
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations for Perfetto")
     flags.add_json_flag(parser)
+    flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
 
 
@@ -27,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     load_seconds = time.perf_counter() - start
     if args.trace:
         llm.program.trace(True)
-        trace.save(args.trace, [])  # a file that cannot be written is known before time is spent
+        trace.save(args.trace, [])  # fails before the model runs if the file cannot be written
     job = llm.start(llm.render([{"role": "user", "content": prompt}]) if args.chat else prompt, params)
     for piece in llm.stream_job(job):
         if not args.json:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from kvarn.cli import flags
+from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
@@ -20,13 +21,26 @@ KEYS = "KVARN_API_KEY"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    describe(
+        parser,
+        """
+Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models,
+/tokenize, /detokenize, /metrics (Prometheus), /health, /ready and /kvarn/cache. Prefixes are
+shared between the requests of an API key. SIGTERM or Ctrl-C lets running answers finish.""",
+        """
+kvarn serve -m model.gguf --api-key KEY
+kvarn serve -c 16384 -np 16 --cache-bytes 8G --cache-type int8
+curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
-    parser.add_argument("--api-key", action="append", default=[], help=f"require this key; repeatable (or set {KEYS})")
+    parser.add_argument(
+        "--api-key", action="append", metavar="KEY", default=[], help=f"require this key; repeatable (or {KEYS})"
+    )
     parser.add_argument("--share-prefixes", action="store_true", help="share cached prefixes between API keys")
-    parser.add_argument("--alias", help="the model's name in requests (default: as given with -m)")
+    parser.add_argument("--alias", metavar="NAME", help="the model's name in requests (default: as given with -m)")
     for name, kind, default, what in (
-        ("--queue", int, 256, "requests that may wait; further ones get status 429"),
+        ("--queue", int, 256, "most requests that wait; further ones get status 429"),
         ("--chunk", int, 128, "most prompt tokens in a step that also decodes"),
         ("--drain-seconds", float, 30, "seconds that running answers get after SIGTERM"),
         (
@@ -36,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             "seconds without the client reading until its request is cancelled",
         ),
     ):
-        parser.add_argument(name, type=kind, default=default, help=f"{what} (default: %(default)s)")
+        parser.add_argument(name, type=kind, metavar="N", default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument(
         "--metrics-prefix", default="kvarn", choices=("kvarn", "vllm"), help="of metric names (default: %(default)s)"
     )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from kvarn.arrays import Floats
-from kvarn.backends import BACKENDS, open_backend
+from kvarn.backends import open_backend
 from kvarn.backends.base import Backend
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
@@ -21,6 +21,8 @@ from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
+from kvarn.cli import flags
+from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
 
@@ -50,21 +52,37 @@ class Run:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-c", "--context", type=int, default=512, help="context length (default: %(default)s)")
-    parser.add_argument("-n", "--tokens", type=int, default=400, help="tokens to run through (default: %(default)s)")
-    parser.add_argument("-b", "--chunk", type=int, default=64, help="largest prefill chunk (default: %(default)s)")
-    parser.add_argument("--heads", default="9/3", help="query / KV heads (default: %(default)s)")
-    parser.add_argument("--head-dim", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--cache", choices=NAMES, action="append", help="only this strategy (may be repeated)")
-    parser.add_argument("--cache-type", choices=tuple(CODECS), default="f32", help="(default: %(default)s)")
-    parser.add_argument("--cache-layout", choices=tuple(LAYOUTS), help="for strategies that do not name one")
-    parser.add_argument("--block-size", type=int, help="a power of two from 16")
-    parser.add_argument("--window", type=int, default=128, help="of ring, sliding and sinks (default: %(default)s)")
-    parser.add_argument("--pinned", type=int, default=4, help="of sinks (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("-t", "--threads", type=int, help="threads (default: one per core)")
-    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="%(default)s, or the NumPy oracle")
-    parser.add_argument("--json", action="store_true", help="print the same facts as JSON")
+    describe(
+        parser,
+        """
+Run the same random keys, values and queries through every cache strategy: prefill in chunks, then
+decode. The table shows what each strategy allocates, writes and reads, its largest difference from
+dense attention in float64 (max diff), and whether its bits equal those of a contiguous cache.""",
+        """
+kvarn strategies
+kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 1000 -c 1024""",
+    )
+    for short, long, default, what in (
+        ("-c", "--context", 512, "context length"),
+        ("-n", "--tokens", 400, "tokens to run"),
+        ("-b", "--chunk", 64, "largest prefill chunk"),
+    ):
+        parser.add_argument(short, long, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
+    for long, default, what in (
+        ("--head-dim", 64, "size of a head"),
+        ("--window", 128, "window of ring, sliding and sinks"),
+        ("--pinned", 4, "pinned tokens of sinks"),
+        ("--seed", 1, "seed of the random data"),
+    ):
+        parser.add_argument(long, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument("--heads", metavar="Q/KV", default="9/3", help="query and KV heads (default: %(default)s)")
+    parser.add_argument("--cache", choices=NAMES, action="append", help="only this strategy; repeatable")
+    parser.add_argument("--cache-type", choices=tuple(CODECS), default="f32", help="cells (default: %(default)s)")
+    layout = "order of the bytes in a block, for strategies that do not set it"
+    parser.add_argument("--cache-layout", choices=tuple(LAYOUTS), help=layout)
+    parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block, a power of two from 16")
+    flags.add_compute_flags(parser)
+    flags.add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -88,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
         f"context {args.context}, chunks of {args.chunk}, window {args.window} where the strategy has one\n"
     )
     header = ("strategy", "placement", "layout", "bytes", "blocks", "written/step", "read/step", "max diff", "bits")
-    print_table(header, [describe(row) for row in rows], left=3)
+    print_table(header, [line_of(row) for row in rows], left=3)
 
 
 def parse_heads(text: str) -> tuple[int, int]:
@@ -164,7 +182,7 @@ def drive(config: CacheConfig, backend: Backend, q: Floats, k: Floats, v: Floats
     return Run(cache, output, layers.counters.written - written, layers.counters.read - read)
 
 
-def describe(row: Row) -> tuple[str, ...]:
+def line_of(row: Row) -> tuple[str, ...]:
     return (
         row.strategy,
         row.placement,

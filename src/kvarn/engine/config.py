@@ -1,4 +1,4 @@
-"""What an engine is told when it is made."""
+"""The settings of an engine."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from kvarn.errors import KvarnError
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    max_batch_tokens: int = 512  # that a step computes at most
-    chunk_while_decoding: int | None = None  # most prompt tokens of a step in which something decodes; None: any number
-    max_waiting: int | None = None  # requests that may wait for room; None: any number
+    max_batch_tokens: int = 512  # most tokens of a step
+    chunk_while_decoding: int | None = None  # most prompt tokens of a step that also decodes; None: no limit
+    max_waiting: int | None = None  # most requests in the queue; None: no limit
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "chunk_while_decoding", "max_waiting"):

@@ -1,4 +1,4 @@
-"""What a sample may say next: a mask over the vocabulary that follows its tokens. The null object forbids nothing."""
+"""A constraint allows or forbids the next token of a sample. `FREE` allows every token."""
 
 from typing import Protocol
 
@@ -6,12 +6,13 @@ from kvarn.arrays import Doubles
 
 
 class Constraint(Protocol):
-    """One per sample. It is told every token of the answer, in order, and none of the prompt."""
+    """The state of one sample."""
 
     def mask(self, scores: Doubles) -> None:
-        """Set the scores [vocabulary] of the tokens that may not come next to -infinity, in place."""
+        """Set the scores [vocabulary] of forbidden tokens to -infinity, in place."""
 
-    def accept(self, token: int) -> None: ...
+    def accept(self, token: int) -> None:
+        """Called with every token of the answer, in order, and with no token of the prompt."""
 
 
 class Free:

@@ -1,9 +1,10 @@
-"""The engine: continuous batching over one model and one cache. It speaks token ids.
+"""The engine: continuous batching over one model and one cache, in token ids.
 
     schedule -> reserve (or preempt, or wait) -> prepare -> run the program -> advance -> sample -> commit -> events
 
-There is no prefill phase and no decode phase: a step lets computed tokens catch up with known ones. One thread at a
-time: `kvarn.jobs.runner.Runner` says which.
+There is no prefill phase and no decode phase. A sample has known tokens and computed tokens, and a step
+computes more of the known ones. Only one thread at a time may use an engine (`kvarn.jobs.runner.Runner`
+ensures it). Non-goals: text, HTTP.
 """
 
 import itertools
@@ -31,7 +32,7 @@ class Event(NamedTuple):
 
     sample: Sample
     sampled: Sampled
-    gap: float | None = None  # seconds since the sample's token before; None for its first
+    gap: float | None = None  # seconds since the sample's previous token; None for the first token
 
 
 class Engine:
@@ -49,8 +50,8 @@ class Engine:
         self.config = config or EngineConfig()
         self.scheduler = Scheduler(cache, self.config)
         self.stats = EngineStats()
-        self._work: list[Work] = []  # of the step under way
-        self._step: Step | None = None  # prepared, and not known to be applied
+        self._work: list[Work] = []  # of the current step
+        self._step: Step | None = None  # the prepared step, until the program has applied it
         self._eos = frozenset(eos_ids)
         self._ids = itertools.count()
         self._requests: dict[int, tuple[Request, Sampler]] = {}
@@ -68,53 +69,54 @@ class Engine:
         priority: int = 0,
         constrain: Callable[[int], Constraint] = lambda k: FREE,
     ) -> Request:
-        """Queue a request. What can never be served is refused here, with the numbers. `constrain` makes the
-        constraint of sample k.
+        """Queue a request. Raises if the request can never be served, or if the queue is full.
 
-        Where the strategy shares no prefixes, requests of one `conversation` continue the last one's sequence."""
+        `constrain(k)` makes the constraint of sample k. If the strategy does not share prefixes, a
+        request continues the sequence of the last request with the same `conversation`."""
         self._check(prompt)
         self._check_queue()
         seed = secrets.randbits(63) if params.seed is None else params.seed
         timing = Timing(queued_at=time.perf_counter())
-        talk = _scoped(salt, conversation)
-        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, talk, priority)
+        scoped = _scoped(salt, conversation)
+        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
         sampler = make_sampler(params, seed, self.program.config.vocab_size)
         request.samples = [
             Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
         ]
         self._requests[request.id] = (request, sampler)
-        self.scheduler.add(request.samples[0])  # the others fork from it once the prompt is computed
+        self.scheduler.add(request.samples[0])  # the other samples fork from it when the prompt is computed
         return request
 
     def check_length(self, n_tokens: int, at_least: bool = False) -> None:
-        """Refuse a prompt of so many tokens (`at_least`: so many or more) that leaves no room for an answer. May be
-        called from any thread."""
-        found = f"the prompt has {'at least ' if at_least else ''}{n_tokens} tokens and"
+        """Raise PromptTooLong if a prompt of n_tokens tokens leaves no room for an answer.
+
+        `at_least`: the prompt has n_tokens or more; only the message differs. Safe from any thread."""
+        what = f"the prompt has {'at least ' if at_least else ''}{n_tokens} tokens and"
         context = self.cache.plan.context
         if n_tokens >= context:
             raise PromptTooLong(
-                f"{found} the context holds {context}: shorten the prompt or raise the context (-c); "
+                f"{what} the context holds {context}: shorten the prompt or raise the context (-c); "
                 "the answer needs room for at least one token"
             )
         if n_tokens >= self.cache.longest:
             raise PromptTooLong(
-                f"{found} the whole cache holds {self.cache.longest}: shorten the prompt or raise the cache's bytes "
+                f"{what} the whole cache holds {self.cache.longest}: shorten the prompt or raise the cache's bytes "
                 "(--cache-bytes)"
             )
 
     def cancel(self, request: Request) -> None:
-        """Free what the request holds, at once. Safe to call for one that has finished."""
+        """End the request and free its blocks. Does nothing if it has finished."""
         for sample in request.samples:
             if sample.finish_reason is None:
                 self._finish(sample, "cancelled")
 
     def forget(self, conversation: Hashable, salt: bytes = b"") -> None:
-        """Free the parked sequence of a conversation, if there is one."""
+        """Free the parked sequence of the conversation, if it has one."""
         self.scheduler.parked.drop(_scoped(salt, conversation))
 
     def restart(self, sample: Sample, tokens: Sequence[int], keep: int) -> None:
-        """Give a running sample another prompt, `tokens`, of which the first `keep` are those it has computed. For
-        measuring the same step again."""
+        """Replace the tokens of a running sample and rewind it to `keep` computed tokens, which must be equal in the
+        old and the new tokens. Benchmarks use it to repeat a step."""
         sample.computed = self.cache.rewind(sample.id, min(keep, sample.computed))
         sample.tokens[:] = sample.request.prompt[:] = tokens
 
@@ -127,8 +129,8 @@ class Engine:
             sample.finish_reason = reason
 
     def step(self) -> list[Event]:
-        """One step for every request that can move. A fault in it is raised; call `isolate` to go on without it."""
-        self._work = []  # if scheduling fails, no request of the step before is at fault
+        """Run one step for every request that has room. If it raises, call `isolate` before the next step."""
+        self._work = []  # if scheduling fails, no request of the previous step is the cause
         self._work = self.scheduler.schedule()
         if not self._work:
             return []
@@ -143,8 +145,10 @@ class Engine:
         return [self._timed(event, now) for event in events]
 
     def isolate(self, error: BaseException) -> None:
-        """After a step that raised: if it had one request, that request fails. Otherwise all are preempted and run one
-        by one; the one that fails alone is at fault. Recomputing gives the same bits. An interrupt fails no request."""
+        """Handle the error of a step that raised. If the step had one request, that request fails.
+
+        Otherwise preempt all running requests and retry them one at a time; a request that fails
+        alone is reported as failed. The retry computes the same bits. An interrupt fails no request."""
         lost = self.cache.drop(self._step) if self._step is not None else []
         self._step = None
         moving = self.scheduler.moving
@@ -182,53 +186,55 @@ class Engine:
             self.cache.commit(w.sample.id, part)
             w.sample.computed += w.n
         events: list[Event] = []
-        for samples, found in drawn:
-            if isinstance(found, Exception):
-                self.fail(samples[0].request, found)
+        for samples, result in drawn:
+            if isinstance(result, Exception):
+                self.fail(samples[0].request, result)
             else:
-                events += self._take(samples, found)
+                events += self._take(samples, result)
         return events
 
     def _draw(self, order: list[Work], rows: Floats) -> list[tuple[list[Sample], list[Sampled] | Exception]]:
-        """The next token of each sample that caught up. At the end of a prompt, the first token of all samples of the
-        request. An exception in one request's sampler fails that request only."""
+        """Draw the next token of each sample whose known tokens are all computed.
+
+        At the end of a prompt, draw the first token of all samples of the request. An exception in a
+        sampler is returned in place of its tokens and fails only that request."""
         drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
         end = 0
         for w in order:
             end += w.n_rows
             if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
                 continue
-            row = rows[end - 1]  # of its newest token; what follows the others is known
+            row = rows[end - 1]  # the row of its newest token
             request, sampler = self._requests[w.sample.request.id]
             n_prompt = len(request.prompt)
             samples = [w.sample]
-            # Tokens outlive a preemption: this is the first time that the prompt is computed.
+            # Only the first time: after a preemption the sample still has its sampled tokens.
             if w.sample.index == 0 and len(w.sample.tokens) == n_prompt:
                 samples += [s for s in request.samples[1:] if s.finish_reason is None]
-            found: list[Sampled] | Exception
+            result: list[Sampled] | Exception
             try:
-                found = [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
+                result = [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
             except Exception as error:  # noqa: BLE001 (it fails this request only)
-                found = error
-            drawn.append((samples, found))
+                result = error
+            drawn.append((samples, result))
         return drawn
 
-    def _take(self, samples: list[Sample], found: list[Sampled]) -> list[Event]:
-        """The sampled tokens become known; all but the first sample fork off it."""
+    def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:
+        """Append the sampled tokens. All samples after the first fork from it."""
         first = samples[0]
         request = first.request
         if first.index == 0 and len(first.tokens) == len(request.prompt):
             self.stats.prompt_tokens += len(request.prompt)
             self.stats.cached_tokens += request.adoption.reused if request.adoption else 0
-        for sample, sampled in zip(samples, found, strict=True):
+        for sample, sampled in zip(samples, tokens, strict=True):
             if sample is not first:
                 self.scheduler.adopt_fork(first, sample)
             sample.tokens.append(sampled.token)
             sample.constraint.accept(sampled.token)
         self.stats.generated_tokens += len(samples)
-        for sample, sampled in zip(samples, found, strict=True):
+        for sample, sampled in zip(samples, tokens, strict=True):
             self._check_end(sample, sampled.token)
-        return [Event(sample, sampled) for sample, sampled in zip(samples, found, strict=True)]
+        return [Event(sample, sampled) for sample, sampled in zip(samples, tokens, strict=True)]
 
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params
@@ -290,17 +296,17 @@ class Engine:
             self._charge(each.sample, each.n, seconds / tokens)
 
     @staticmethod
-    def _charge(sample: Sample, n: int, each: float) -> None:
-        """What of a step's time went into this sample's prompt, and into what a preemption lost."""
+    def _charge(sample: Sample, n: int, seconds_per_token: float) -> None:
+        """Add the sample's share of a step's time to its prompt's time and to its recomputation after preemptions."""
         timing, end = sample.request.timing, sample.computed
         repeated = max(min(sample.furthest, end) - (end - n), 0)
         timing.recomputed_tokens += repeated
-        timing.recomputed_seconds += each * repeated
+        timing.recomputed_seconds += seconds_per_token * repeated
         start = end - n + repeated
-        timing.prefill_seconds += each * max(min(end, len(sample.request.prompt)) - start, 0)
+        timing.prefill_seconds += seconds_per_token * max(min(end, len(sample.request.prompt)) - start, 0)
         sample.furthest = max(sample.furthest, end)
 
 
 def _scoped(salt: bytes, conversation: Hashable) -> Hashable:
-    """Only requests of equal salt can be in one conversation."""
+    """Requests with different salts are never in the same conversation."""
     return None if conversation is None else (salt, conversation)

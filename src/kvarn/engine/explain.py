@@ -1,7 +1,8 @@
-"""Why a prompt was computed: what it reused, what it recomputed, where reuse ended and why, and what that cost.
+"""Explains the work for a prompt: what it reused, what it computed, where and why reuse ended, the cost.
 
-`explain` reads it off a request, in token ids; `to_json` and `in_words` take a function that spells token ids as text.
-Text of an earlier prompt is quoted only if the cache returned it, which it does within one salt. No HTTP in here.
+`explain` reads the facts from a request, in token ids. `to_json` and `in_words` need a function that
+turns token ids into text. They quote an earlier prompt only if the cache returned its tokens, and the
+cache does so only for the same salt. Non-goal: HTTP.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +22,16 @@ Spell = Callable[[Sequence[int]], str]
 class Explanation:
     prompt: int  # tokens
     reused: int
-    reached: int  # tokens reused or computed when it ended: all, unless it was cancelled or failed before
+    reached: int  # prompt tokens reused or computed at the end; fewer than `prompt` if it was cancelled or failed
     cancelled: bool
-    limit: ReuseLimit | None  # None: it ended while it was still queued
-    before: tuple[int, ...]  # DIFFERS: what both texts have just before they differ
-    ours: tuple[int, ...]  # DIFFERS: how ours continues
-    prefill_ms: float  # for the tokens that were not reused
+    limit: ReuseLimit | None  # None: it ended in the queue
+    before: tuple[int, ...]  # DIFFERS: the last tokens that both texts have
+    ours: tuple[int, ...]  # DIFFERS: the next tokens of our text
+    prefill_ms: float  # time for the tokens that were not reused
     preemptions: int
     recomputed_tokens: int  # after preemptions
     recomputed_ms: float
-    queued_ms: float | None  # None: it did not get that far
+    queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
     total_ms: float | None
 
@@ -66,29 +67,29 @@ def explain(request: Request) -> Explanation:
     )
 
 
-def to_json(found: Explanation, spell: Spell) -> dict[str, Any]:
+def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
     return {
-        "prompt_tokens": found.prompt,
-        "reused_tokens": found.reused,
-        "recomputed_tokens": found.computed,
-        "recompute_ms": round(found.prefill_ms, 3),
-        "reuse_ended": None if found.limit is None else _limit_to_json(found, found.limit, spell),
-        "because": None if found.limit is None else _why(found, found.limit),
-        "cancelled": found.cancelled,
-        "preemptions": found.preemptions,
-        "recomputed_after_preemption": {"tokens": found.recomputed_tokens, "ms": round(found.recomputed_ms, 3)},
-        "queued_ms": _rounded(found.queued_ms),
-        "first_token_ms": _rounded(found.first_token_ms),
-        "total_ms": _rounded(found.total_ms),
-        "summary": in_words(found, spell),
+        "prompt_tokens": e.prompt,
+        "reused_tokens": e.reused,
+        "recomputed_tokens": e.computed,
+        "recompute_ms": round(e.prefill_ms, 3),
+        "reuse_ended": None if e.limit is None else _limit_to_json(e, e.limit, spell),
+        "because": None if e.limit is None else _why(e, e.limit),
+        "cancelled": e.cancelled,
+        "preemptions": e.preemptions,
+        "recomputed_after_preemption": {"tokens": e.recomputed_tokens, "ms": round(e.recomputed_ms, 3)},
+        "queued_ms": _rounded(e.queued_ms),
+        "first_token_ms": _rounded(e.first_token_ms),
+        "total_ms": _rounded(e.total_ms),
+        "summary": in_words(e, spell),
     }
 
 
-def _limit_to_json(found: Explanation, limit: ReuseLimit, spell: Spell) -> dict[str, Any]:
+def _limit_to_json(e: Explanation, limit: ReuseLimit, spell: Spell) -> dict[str, Any]:
     facts: dict[str, Any] = {"reason": limit.reason.value, "at": limit.at}
     if limit.reason is Reason.DIFFERS:
-        facts["before"] = spell(found.before)
-        facts["ours"] = {"token": limit.ours, "text": spell(found.ours[:1]), "onward": spell(found.ours)}
+        facts["before"] = spell(e.before)
+        facts["ours"] = {"token": limit.ours, "text": spell(e.ours[:1]), "onward": spell(e.ours)}
         if limit.theirs is not None:
             facts["theirs"] = {"token": limit.theirs, "text": spell(limit.onward[:1]), "onward": spell(limit.onward)}
     if limit.when is not None:
@@ -96,27 +97,27 @@ def _limit_to_json(found: Explanation, limit: ReuseLimit, spell: Spell) -> dict[
     return facts
 
 
-def in_words(found: Explanation, spell: Spell) -> str:
+def in_words(e: Explanation, spell: Spell) -> str:
     """One sentence or two."""
-    if found.limit is None:
-        return f"{'cancelled' if found.cancelled else 'ended'} while queued: nothing was looked up or computed"
-    text = f"reused {found.reused} of {found.prompt} prompt tokens, computed {found.computed} in "
-    text += f"{found.prefill_ms:.0f} ms: {_why(found, found.limit)}{_quoted_difference(found, found.limit, spell)}"
-    if found.preemptions:
-        again = f"{found.recomputed_tokens} tokens in {found.recomputed_ms:.0f} ms"
-        text += f"; preempted {found.preemptions} times, which computed {again} again"
-    if found.cancelled:
-        missing = found.prompt - found.reached
+    if e.limit is None:
+        return f"{'cancelled' if e.cancelled else 'ended'} while queued: nothing was looked up or computed"
+    text = f"reused {e.reused} of {e.prompt} prompt tokens, computed {e.computed} in "
+    text += f"{e.prefill_ms:.0f} ms: {_why(e, e.limit)}{_quoted_difference(e, e.limit, spell)}"
+    if e.preemptions:
+        again = f"{e.recomputed_tokens} tokens in {e.recomputed_ms:.0f} ms"
+        text += f"; preempted {e.preemptions} times, which computed {again} again"
+    if e.cancelled:
+        missing = e.prompt - e.reached
         text += f"; cancelled {f'with {missing} prompt tokens to go' if missing else 'during its answer'}"
     return text
 
 
-def _why(found: Explanation, limit: ReuseLimit) -> str:
-    lost = limit.at - found.reused
+def _why(e: Explanation, limit: ReuseLimit) -> str:
+    lost = limit.at - e.reused
     when = "" if limit.when is None else strftime(" at %H:%M:%S", localtime(limit.when))
     return {
         Reason.END: "everything was in the cache; the last token is always computed, for its logits"
-        if found.prompt > 1
+        if e.prompt > 1
         else "a single token is always computed, for its logits",
         Reason.NEW: f"the earlier text ends at token {limit.at}, what follows is new",
         Reason.NOTHING_SHARED: "no earlier text begins like this one",
@@ -128,12 +129,12 @@ def _why(found: Explanation, limit: ReuseLimit) -> str:
     }[limit.reason]
 
 
-def _quoted_difference(found: Explanation, limit: ReuseLimit, spell: Spell) -> str:
-    """Both texts around the place where they differ, if the earlier one may be shown."""
+def _quoted_difference(e: Explanation, limit: ReuseLimit, spell: Spell) -> str:
+    """Both texts around the place where they differ, if the caller may see the earlier one."""
     if limit.theirs is None:
         return ""
-    before = _quote(spell(found.before))
-    theirs, ours = (_quote(spell(tokens)) for tokens in (limit.onward, found.ours))
+    before = _quote(spell(e.before))
+    theirs, ours = (_quote(spell(tokens)) for tokens in (limit.onward, e.ours))
     return f": after {before} it continued {theirs} (token {limit.theirs}), now {ours} (token {limit.ours})"
 
 

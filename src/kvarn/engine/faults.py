@@ -1,4 +1,4 @@
-"""After a step that failed: its samples run one by one, so that the one at fault fails alone."""
+"""After a failed step, its samples run one at a time. The sample that caused the error then fails alone."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from kvarn.engine.request import Sample
 
 
 class OneByOne:
-    """Samples of a failed step that have not run again yet, in their order of arrival."""
+    """The samples of a failed step that still have to run alone, oldest first."""
 
     def __init__(self) -> None:
         self._pending: deque[Sample] = deque()
@@ -15,7 +15,7 @@ class OneByOne:
         self._pending.appendleft(sample)
 
     def next(self) -> Sample | None:
-        """The sample to run alone. Samples that finished, or ran again without failing, are dropped."""
+        """The next sample to run alone. Skips samples that finished, or that ran again without an error."""
         while self._pending and (self._pending[0].finish_reason or _caught_up(self._pending[0])):
             self._pending.popleft()
         return self._pending[0] if self._pending else None

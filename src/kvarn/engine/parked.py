@@ -1,8 +1,8 @@
-"""Sequences that stay open between the turns of a conversation, for strategies that share no prefixes.
+"""Parked sequences: they stay open between the turns of a conversation.
 
-With paged caches `park` simply frees the sequence: its content is found again by prefix sharing. With other strategies
-the sequence stays open, and the next turn rewinds it to the prefix that both turns have in common. Parked sequences
-are dropped first when room is needed. Token ids only.
+With a paged cache `park` frees the sequence, because prefix sharing finds its content again. With other
+strategies the sequence stays open, and the next turn rewinds it to the common prefix. The scheduler
+drops parked sequences first when it needs room.
 """
 
 from collections.abc import Hashable
@@ -13,19 +13,19 @@ from kvarn.cache.cache import KVCache
 
 class Parked(NamedTuple):
     id: int  # the sequence in the cache
-    tokens: list[int]  # whose keys and values it holds
+    tokens: list[int]  # the tokens in it
 
 
 class ParkedSequences:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._sequences: dict[Hashable, Parked] = {}  # by conversation, the longest unused first
+        self._sequences: dict[Hashable, Parked] = {}  # by conversation, oldest first
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def park(self, conversation: Hashable, seq: int, tokens: list[int]) -> None:
-        """Keep the sequence for the conversation's next turn, or free it if nothing would be gained."""
+        """Keep the sequence for the conversation's next turn. Free it if the next turn cannot use it."""
         self.drop(conversation)
         if conversation is None or not tokens or self._cache.shares:
             self._cache.free(seq)
@@ -40,7 +40,7 @@ class ParkedSequences:
             self._cache.free(parked.id)
 
     def drop_oldest(self) -> bool:
-        """Free the sequence that was parked first; False when there is none."""
+        """Free the oldest parked sequence; False if there is none."""
         if not self._sequences:
             return False
         self.drop(next(iter(self._sequences)))

@@ -1,8 +1,8 @@
-"""Requests and their samples, as token ids. No text, no HTTP in here.
+"""Requests and their samples, in token ids. Non-goals: text, HTTP.
 
-A sample has tokens *known* (the prompt, then what was sampled) and tokens *computed* (those whose keys and values are
-in the cache). A step lets computed catch up with known; prefill, decode, a prefix hit and recomputation after a
-preemption are all the same thing.
+The known tokens of a sample are the prompt and the sampled tokens. The computed tokens are those whose
+keys and values are in the cache. A step computes more of the known tokens. Prefill, decode, a prefix
+hit and recomputation after a preemption need no separate states.
 """
 
 import math
@@ -27,11 +27,11 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the output
     frequency_penalty: float = 0.0  # over the output
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None  # None: a fresh one for each request
+    seed: int | None = None  # None: a random seed per request
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # how many alternatives to report beside the sampled token; None: no log-probabilities
+    logprobs: int | None = None  # number of alternatives to report with each token; None: no log-probabilities
     n: int = 1
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Sample:
     index: int  # which of the request's n samples
     tokens: list[int]  # known: prompt and output
     computed: int = 0
-    furthest: int = 0  # the most that was ever computed: below it a step repeats what a preemption lost
+    furthest: int = 0  # the largest `computed` so far: below it, a step recomputes after a preemption
     last_token_at: float | None = None
     finish_reason: str | None = None  # stop, length, cancelled, error
     constraint: Constraint = FREE
@@ -84,14 +84,14 @@ class Sample:
 
 @dataclass(slots=True)
 class Timing:
-    """When things happened to a request (seconds of time.perf_counter), and what computing its prompt cost."""
+    """Times of a request, in seconds of time.perf_counter."""
 
     queued_at: float
     started_at: float | None = None  # first admitted
     first_token_at: float | None = None
     finished_at: float | None = None
-    prefill_seconds: float = 0.0  # the request's share of the steps that computed its prompt, the first time
-    recomputed_seconds: float = 0.0  # its share of the steps that computed tokens again after preemptions
+    prefill_seconds: float = 0.0  # its share of the steps that computed its prompt for the first time
+    recomputed_seconds: float = 0.0  # its share of the steps that recomputed tokens after preemptions
     recomputed_tokens: int = 0
 
 
@@ -103,12 +103,12 @@ class Request:
     seed: int
     timing: Timing
     salt: bytes = b""
-    conversation: Hashable = None  # turns of one conversation continue one parked sequence
+    conversation: Hashable = None  # requests of one conversation continue one parked sequence
     priority: int = 0  # how often eviction skips the blocks that it leaves in the cache
     samples: list[Sample] = field(default_factory=list)
-    adoption: Adoption | None = None  # what the prompt reused when it was first admitted
+    adoption: Adoption | None = None  # what the prompt reused at its first admission
     preemptions: int = 0
-    error: BaseException | None = None  # the fault that ended it, if one did
+    error: BaseException | None = None  # the error that ended it, if any
 
     @property
     def done(self) -> bool:

@@ -1,9 +1,9 @@
-"""Sampling: a closure built once per request, so that the loop over tokens has no flags.
+"""Sampling. A request's sampler is a closure that is built once, so the loop over tokens checks no flags.
 
-Order: logit bias, penalties, the constraint, then either the largest logit, or temperature, top-k, top-p, min-p
-and a draw. Randomness is stateless: the uniform of output token i of sample k is a pure function of (seed, k, i), so
-batching, preemption and restarts do not change a draw. Ties go to the lower id. Log-probabilities are the model's own,
-before all of this.
+Order: logit bias, penalties, the constraint. Then greedy sampling takes the largest logit; otherwise
+temperature, top-k, top-p, min-p and a random draw follow. The random number of output token i of
+sample k is a function of (seed, k, i), so batching, preemption and restarts do not change it. Ties go
+to the lower id. Log-probabilities are those of the model, before all these steps.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from kvarn.errors import KvarnError
 
 class Sampled(NamedTuple):
     token: int
-    logprob: float | None  # of the token, if the request asked
-    top: tuple[tuple[int, float], ...]  # the most likely tokens, likewise
+    logprob: float | None  # None: the request did not ask for it
+    top: tuple[tuple[int, float], ...]  # (token, logprob) of the most likely tokens, if the request asked for them
 
 
 class History(NamedTuple):
-    """What penalties look at: the tokens so far, of which the first are the prompt. Nothing is copied unasked."""
+    """The input of penalties: all tokens so far. The first n_prompt are the prompt."""
 
     tokens: list[int]
     n_prompt: int
@@ -47,7 +47,7 @@ Edit = Callable[[Doubles, History], None]
 
 
 def uniform(seed: int, k: int, i: int) -> float:
-    """In [0, 1), 53 bits."""
+    """A random number in [0, 1) with 53 bits."""
     digest = blake2b(pack("<QQQ", seed & (1 << 64) - 1, k, i), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
@@ -57,7 +57,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
     choose = _greedy if params.temperature == 0 else _drawing(params, seed)
     report = _no_report if params.logprobs is None else _reporting(params.logprobs)
 
-    plain = params.temperature == 0 and not edits  # the largest logit needs no copy in f64
+    plain = params.temperature == 0 and not edits  # then the argmax needs no float64 copy
 
     def sample(logits: Floats, history: History, k: int, constraint: Constraint = FREE) -> Sampled:
         if plain and constraint is FREE:
@@ -69,7 +69,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
         if constraint is not FREE:
             constraint.mask(scores)
             if np.isneginf(scores.max()):
-                raise KvarnError("the constraint of this request allows no token at all")
+                raise KvarnError("the constraint of this request allows no token")
         token = choose(scores, k, history.n_output)
         return Sampled(token, *report(logits, token))
 
@@ -95,11 +95,11 @@ def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
     if params.presence_penalty or params.frequency_penalty:
         presence, frequency = params.presence_penalty, params.frequency_penalty
 
-        def counted(scores: Doubles, history: History) -> None:
+        def presence_and_frequency(scores: Doubles, history: History) -> None:
             ids, counts = np.unique(np.array(history.output, np.int64), return_counts=True)
             scores[ids] -= presence + frequency * counts
 
-        edits.append(counted)
+        edits.append(presence_and_frequency)
     return edits
 
 
@@ -118,7 +118,7 @@ def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int],
         p = exp(kept - kept[0])
         if params.top_p < 1:
             mass = np.cumsum(p)
-            before = mass - p  # mass above each: the one that crosses top_p stays
+            before = mass - p  # mass of the likelier tokens: the token that crosses top_p stays
             n = int(np.count_nonzero(before < params.top_p * mass[-1]))
             ids, p = ids[:n], p[:n]
         if params.min_p:

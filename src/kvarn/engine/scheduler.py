@@ -1,9 +1,11 @@
-"""Which samples move in the next step, and by how many tokens.
+"""The scheduler: chooses the samples of the next step and their numbers of tokens, and reserves room.
 
-Every sample that moves has its room reserved here. Those that decode go first, so that a long prompt never makes them
-wait. Prompts fill the rest of the step's token budget in chunks; beside decodes the chunks are small, which bounds the
-gap between two tokens. When there is no room, the newest sample is preempted: its blocks are freed and it waits to be
-computed again, which gives the same tokens. After a failed step its samples run one by one (faults.py). Token ids only.
+- Decoding samples come first, so a long prompt never delays them.
+- Prompts fill the rest of the step's token budget in chunks. While samples decode, the chunks are
+  small, which limits the gap between two tokens (EngineConfig.chunk_while_decoding).
+- If there is no room, the newest sample is preempted: its blocks are freed, and it waits in the queue.
+  It is recomputed later and gives the same tokens.
+- After a failed step, its samples run one at a time (faults.py).
 """
 
 from collections import deque
@@ -19,15 +21,15 @@ from kvarn.engine.request import Sample
 
 
 class Work(NamedTuple):
-    """Tokens of one sample in one step, and of how many of its last rows logits are asked for."""
+    """The part of a step that one sample has."""
 
     sample: Sample
-    n: int
-    n_rows: int
+    n: int  # tokens to compute
+    n_rows: int  # how many of the last of them need logits
 
     @property
     def decodes(self) -> bool:
-        """It computes a token that was sampled, and nothing else."""
+        """Whether it computes one sampled token and nothing else."""
         return self.n == 1 and self.sample.computed >= len(self.sample.request.prompt)
 
 
@@ -40,7 +42,7 @@ class Scheduler:
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []  # oldest first
         self.parked = ParkedSequences(cache)
-        self.moving: Sample | None = None  # the sample that `schedule` is finding room for: a fault there is its own
+        self.moving: Sample | None = None  # the sample that `schedule` works on: an error there fails its request
         self._one_by_one = OneByOne()
         self.n_preemptions = 0
 
@@ -48,7 +50,7 @@ class Scheduler:
         self.waiting.append(sample)
 
     def adopt_fork(self, parent: Sample, child: Sample) -> None:
-        """`child` starts where the parent's computed tokens end; where it cannot, it waits its turn like any other."""
+        """Start `child` as a fork of the parent. If there is no room for a fork, `child` waits in the queue."""
         child.furthest = parent.computed
         if self._has_row() and self.cache.fork(parent.id, child.id):
             child.computed = parent.computed
@@ -57,14 +59,14 @@ class Scheduler:
             self.waiting.append(child)
 
     def remove(self, sample: Sample) -> None:
-        """Finished or cancelled: free its blocks, or park them for the next turn of its conversation."""
+        """The sample finished or was cancelled: free its sequence, or park it for the next turn."""
         if sample in self.running:
             self.running.remove(sample)
             conversation = sample.request.conversation if sample.index == 0 else None
             self.parked.park(conversation, sample.id, sample.tokens[: sample.computed])
         elif sample in self.waiting:
             self.waiting.remove(sample)
-            self.cache.free(sample.id)  # open only where a fault cut its admission short
+            self.cache.free(sample.id)  # it is open only if an error interrupted its admission
 
     def schedule(self) -> list[Work]:
         self.moving = None
@@ -81,7 +83,8 @@ class Scheduler:
         return [_work(sample, n) for sample, n in work.items()]
 
     def _continue(self, work: dict[Sample, int]) -> int:
-        """Those that run, decodes first, each by age; what is left of the token budget for those that wait."""
+        """Add the running samples to `work`, decoding ones first, oldest first. Return the token budget that is left
+        for waiting samples."""
         budget, preempted = self.max_batch_tokens, self.n_preemptions
         decoding = [sample for sample in self.running if sample.missing == 1]
         prompts = [sample for sample in self.running if sample.missing > 1]
@@ -101,13 +104,13 @@ class Scheduler:
         return sample
 
     def isolate(self) -> None:
-        """A step failed and the request at fault is unknown: preempt all that run, and run each alone."""
+        """A step failed for an unknown request: preempt all running samples and run each of them alone."""
         for sample in reversed(list(self.running)):
             self._preempt(sample)
             self._one_by_one.put_first(sample)
 
     def recompute(self, seqs: Container[int]) -> None:
-        """Preempt the samples of these sequences, which were lost with a step."""
+        """Preempt the samples of these sequences, whose cells were lost with a dropped step."""
         for sample in reversed(list(self.running)):
             if sample.id in seqs:
                 self._preempt(sample)
@@ -149,14 +152,15 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _has_row(self) -> bool:
-        """Whether one more sequence may be open; parked ones are dropped for it."""
+        """Whether one more sequence can be opened. Drops parked sequences if that is necessary."""
         while len(self.running) + len(self.parked) >= self.cache.plan.max_seqs:
             if not self.parked.drop_oldest():
                 return False
         return True
 
     def _admit(self, sample: Sample, budget: int) -> int:
-        """Tokens that the sample starts with; 0, and nothing changed, when there is no room for it now."""
+        """Open the sample's sequence and reserve its first chunk. Return the number of tokens of the chunk; 0, with no
+        change, if there is no room now."""
         self.moving = sample
         adoption = self._start(sample)
         if adoption is None:
@@ -172,9 +176,9 @@ class Scheduler:
         return n
 
     def _start(self, sample: Sample) -> Adoption | None:
-        """Open its sequence, or resume the one that its conversation parked; None when all rows are taken."""
+        """Open the sample's sequence, or resume the parked one of its conversation. None if all rows are in use."""
         request = sample.request
-        counted = request.adoption is None  # one request is one query, whatever happens to it later
+        counted = request.adoption is None  # a request counts as one query, even if it is preempted
         if sample.index == 0 and (parked := self.parked.take(request.conversation)):
             sample.id = parked.id
             return self.cache.resume(parked.id, parked.tokens, sample.tokens, counted)

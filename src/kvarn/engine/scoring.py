@@ -1,4 +1,4 @@
-"""Teacher forcing: the logits that a model gives over known text, and perplexity by llama.cpp's protocol."""
+"""Teacher forcing: the logits of a model over a given text, and perplexity as llama.cpp computes it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from kvarn.errors import KvarnError
 
 
 def score(program: Program, memory: Memory, cache: KVCache, tokens: Sequence[int], first: int, chunk: int) -> Floats:
-    """Logits [len(tokens) - first, vocabulary] at positions first.. of a text of its own, fed in chunks."""
+    """Logits [len(tokens) - first, vocabulary] at positions first and later, computed in chunks."""
     parts = []
     cache.open(0)
     try:
@@ -52,8 +52,10 @@ def perplexity(
     chunk: int,
     progress: Callable[[Perplexity, int], None] = lambda so_far, total: None,
 ) -> Perplexity:
-    """Windows of n tokens, one after the other; BOS, if the model adds one, replaces each window's first token; the
-    second half is scored: positions n/2 .. n-2 predict the token after them, 255 predictions in a window of 512."""
+    """Cut the text into windows of n tokens. BOS replaces the first token of each window, if the model adds one.
+
+    The second half of a window is scored: positions n/2 to n-2 predict the token after them. A window
+    of 512 tokens has 255 predictions."""
     if window < 3:
         raise KvarnError(f"a window of {window} tokens has nothing to score: give at least 3 (-c)")
     total = len(tokens) // window

@@ -1,4 +1,4 @@
-"""What the engine reports about itself. Numbers only: who shows them, and how, is not decided here."""
+"""The counters of the engine. Non-goal: how they are shown."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class EngineStats:
     steps: int = 0
-    prompt_tokens: int = 0  # of requests that were admitted
-    cached_tokens: int = 0  # of those, reused from the cache
+    prompt_tokens: int = 0  # of requests whose prompt was computed
+    cached_tokens: int = 0  # those of prompt_tokens that were reused from the cache
     generated_tokens: int = 0
-    prefill_seconds: float = 0.0  # steps that computed something of a prompt, or what a preemption lost
+    prefill_seconds: float = 0.0  # time of steps that computed prompt tokens, or recomputed tokens after a preemption
     prefill_tokens: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0
     peak_blocks: int = 0  # most blocks in use at once
-    finished: int = 0  # requests that ended, however
-    request_seconds: float = 0.0  # from their arrival to their end, all together
+    finished: int = 0  # requests that ended, for any reason
+    request_seconds: float = 0.0  # sum of their times from arrival to end

@@ -1,12 +1,13 @@
-"""From recorded nodes to the operations that backends run, joined where it pays on every device.
+"""Fusion: turns the recorded nodes into the operations that backends run.
 
-- Matrices with the same input are one product (q, k and v; gate and up).
-- A sum whose one side is a matrix's fresh output is done by the matrix; a norm followed by a sum is one operation.
-- Norms and rotations of heads, and the write into the cache, happen inside attention.
-- Past the last attention only the rows that the step asks for are computed.
+- Matrices with the same input become one Product (q, k and v; gate and up).
+- A sum that follows a matrix becomes part of the Product. A sum that follows a norm becomes NormAdd.
+- Norms and rotations of heads, and the write into the cache, become part of Attention.
+- After the last Attention, only the rows that the step asks for are computed.
 
-Rows are independent everywhere but in attention, so none of this changes a bit. What does not fit is refused by name
-when the model is loaded. Non-goals: graphs that no model has; memory, types of weights, launches (a backend's emit).
+Rows are independent except in attention, so fusion does not change a bit of the results. A graph that
+does not fit these rules is refused with the name of the operation when the model is loaded. Non-goals:
+graphs that no model has; memory, weight types and launches, which are a backend's work (emit).
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def fuse(graph: Graph) -> list[Kind]:
 
 
 class _Side(NamedTuple):
-    """What attention does to q or k before it uses it."""
+    """The norm and the rope that attention applies to q or k."""
 
     value: Value
     norm: str | None
@@ -48,7 +49,7 @@ class _Side(NamedTuple):
 
 
 class _Fusion:
-    """One pass over the nodes. A handler adds a kind and marks the nodes that it took along."""
+    """One pass over the nodes. A handler returns a kind and marks the other nodes that the kind includes."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = graph.nodes
@@ -58,15 +59,15 @@ class _Fusion:
                 self.users[x.id].append(node)
         self.kinds: list[Kind] = []
         self.made: set[Value] = set()
-        self.done: set[Value] = set()  # outputs of nodes that are part of some kind
-        self.sides: dict[Value, tuple[_Side, _Side]] = {}  # of each attention: q and k
+        self.done: set[Value] = set()  # outputs of nodes that are already part of a kind
+        self.sides: dict[Value, tuple[_Side, _Side]] = {}  # (q, k) of each attention
 
     def run(self) -> list[Kind]:
         ops = [node.op for node in self.nodes]
         if "attention" not in ops:
-            raise KvarnError("a model has attention: no program without")
+            raise KvarnError("the model has no attention: kvarn cannot run it")
         if "logits" not in ops or ops.index("logits") != len(ops) - 1:
-            raise KvarnError("a model's logits are its last operation: no program without")
+            raise KvarnError("the model's last operation is not logits: kvarn cannot run it")
         for node in self.nodes:
             if node.op == "attention":
                 self.sides[node.out] = self._side(node, 0), self._side(node, 1)
@@ -135,7 +136,7 @@ class _Fusion:
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def _sum_of(self, node: Node) -> Node | None:
-        """The sum that this node can do along: nobody else reads the node, and the other side is there already."""
+        """The add node that this node can include: the node's only reader, whose other input is already computed."""
         users = self.users[node.out.id]
         if len(users) != 1 or users[0].op != "add":
             return None
@@ -151,7 +152,7 @@ class _Fusion:
                 raise KvarnError(f"{self._name(node.out)} is read by {self._name(user.out)}: only a matrix may read it")
 
     def _from_rows(self, node: Node) -> Value:
-        """A matrix's input. Who makes it also rounds it for the matrix."""
+        """The input of a matrix. Only these operations can round their output for a matrix."""
         x = node.inputs[0]
         if self.nodes[x.id].op not in ("rms_norm", "gated", "attention"):
             read = f"{self._name(node.out)} reads {self._name(x)}"
@@ -159,13 +160,13 @@ class _Fusion:
         return x
 
     def _side(self, attention: Node, which: int) -> _Side:
-        """Back from attention to the matrix that makes q (0) or k (1)."""
+        """Walk back from attention to the matrix that makes q (0) or k (1)."""
         what, x = f"{self._name(attention.out)}, {'qk'[which]}", attention.inputs[which]
         norm: str | None = None
         rope: Rope | None = None
         while (node := self.nodes[x.id]).op in ("rope", "rms_norm"):
             if node.settings[0] != attention.settings[2][which]:
-                raise KvarnError(f"{what}: {self._name(x)} has other heads than attention")
+                raise KvarnError(f"{what}: {self._name(x)} has another number of heads than attention")
             if node.op == "rope" and (rope or norm):
                 raise KvarnError(f"{what}: {'a second rope' if rope else 'rope before the norm'}")
             if node.op == "rms_norm" and norm:
@@ -191,21 +192,21 @@ def _other(add: Node, one: Value) -> Value:
 
 
 def _check_uses(kinds: list[Kind], graph: Graph) -> None:
-    """Nobody reads a value that is used up."""
-    gone: dict[Value, str] = {}
+    """Refuse a graph that reads a value after a kind has overwritten it."""
+    writers: dict[Value, str] = {}  # overwritten values, and the kind that wrote
     for kind in kinds:
         read, used_up, name = reads(kind), uses_up(kind), type(kind).__name__
         for x in read:
-            if x in gone or (x in used_up and read.count(x) > 1):
-                writer = gone.get(x, name)
-                raise KvarnError(f"{name_of(x, graph.nodes)} is still needed when {writer} writes in its place")
-        gone |= dict.fromkeys(used_up, name)
+            if x in writers or (x in used_up and read.count(x) > 1):
+                writer = writers.get(x, name)
+                raise KvarnError(f"{name_of(x, graph.nodes)} is still needed when {writer} overwrites it")
+        writers |= dict.fromkeys(used_up, name)
 
 
 def _select(kinds: list[Kind]) -> list[Kind]:
-    """With a Select behind the last attention, of the values that are still read."""
-    behind = 1 + max(i for i, kind in enumerate(kinds) if isinstance(kind, Attention))
-    read = {x for kind in kinds[behind:] for x in reads(kind)}
-    made = {x for kind in kinds[:behind] for x in makes(kind)}
+    """Insert a Select after the last attention, over the values that are read later."""
+    end = 1 + max(i for i, kind in enumerate(kinds) if isinstance(kind, Attention))
+    read = {x for kind in kinds[end:] for x in reads(kind)}
+    made = {x for kind in kinds[:end] for x in makes(kind)}
     live = sorted(made & read, key=lambda value: value.id)
-    return [*kinds[:behind], Select(tuple(live)), *kinds[behind:]]
+    return [*kinds[:end], Select(tuple(live)), *kinds[end:]]

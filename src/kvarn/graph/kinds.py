@@ -1,7 +1,8 @@
-"""What fusion makes of a model: a list of these, in the order in which a backend runs them.
+"""The kinds: the operations that fusion makes of a model. A backend runs the list in order.
 
-Values are those of the recorded graph. A kind may use up a value: its memory is then free for the kind to write to, and
-nobody reads the value afterwards. `reads` and `makes` are all that a backend needs to know when memory can be reused.
+Values are those of the recorded graph. A kind may use up a value: it may write its output into the
+value's memory, and no later kind reads the value. `reads` and `makes` tell a backend when it can reuse
+memory.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Read by matrices only."""
+    """Only matrices read the output."""
 
     out: Value
     x: Value
@@ -38,7 +39,8 @@ class NormAdd:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A matrix of a product. With `into`: out = into + matrix x + bias, which uses `into` up."""
+    """One matrix of a Product: out = matrix x + bias. With `into`: out = into + matrix x + bias, and `into` is used
+    up."""
 
     out: Value
     matrix: str
@@ -48,7 +50,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """All matrices that read x, which is a norm, a gate or attention."""
+    """All matrices that read x. x is the output of a Norm, a Gate or an Attention."""
 
     x: Value
     segments: tuple[Segment, ...]
@@ -56,8 +58,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """q and k normalized per head, then rotated, where the model does so; k and v written; then attention over the
-    cache. Uses up q, k and v."""
+    """Normalize q and k per head if the model does, rotate them if the model does, write k and v into the cache, then
+    attend over the cache. Uses up q, k and v."""
 
     out: Value
     q: Value
@@ -73,14 +75,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """From here on there are only the rows that the step asks for. These are the values that are still read."""
+    """Keep only the rows that the step asks for, of all values that are read later."""
 
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """activation(gate) * up, read by matrices only. Uses up both."""
+    """out = activation(gate) * up. Only matrices read it. Uses up both inputs."""
 
     out: Value
     gate: Value
@@ -99,7 +101,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The last one. x is the model's hidden state: the final norm of the rows that the step asks for."""
+    """The last kind. x is the final hidden state of the rows that the step asks for."""
 
     x: Value
     weight: str

@@ -1,7 +1,8 @@
-"""The operations a model is written in, once per architecture. A backend gives them meaning.
+"""The operations in which a model is written, once per architecture. A backend implements them.
 
-A value is whatever the backend makes it: an array where calls compute at once, a handle where they are recorded for
-replay. So a model file does no arithmetic of its own and looks at no value. Weights are named, by their canonical name.
+The backend chooses the type of a value: an array if a call computes at once, a handle if calls are
+recorded. A model file therefore does no arithmetic and never looks into a value. It refers to weights
+by their canonical names.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class FactorScaling:
-    """Frequencies divided one by one: what a GGUF file carries as `rope_freqs.weight`."""
+    """Each frequency has its own divisor. A GGUF file stores them as `rope_freqs.weight`."""
 
     factors: tuple[float, ...]  # [rope_dim / 2]
 
@@ -46,13 +47,13 @@ RopeScaling = LinearScaling | Llama3Scaling | FactorScaling | YarnScaling
 @dataclass(frozen=True, slots=True)
 class Rope:
     base: float
-    dim: int  # dimensions of a head that are rotated, pairs (i, i + dim / 2)
+    dim: int  # rotated dimensions of a head, in pairs (i, i + dim / 2)
     scaling: RopeScaling | None = None
 
 
 class Ops(Protocol, Generic[V]):
     def embed(self, weight: str, scale: float = 1.0) -> V:
-        """The step's tokens, [T, hidden]."""
+        """Embeddings of the step's tokens, [T, hidden]."""
 
     def rms_norm(self, x: V, weight: str, heads: int = 1) -> V:
         """Over the last dimension, or over each of `heads` parts of it."""
@@ -60,10 +61,10 @@ class Ops(Protocol, Generic[V]):
     def linear(self, x: V, weight: str, bias: str | None = None) -> V: ...
 
     def rope(self, x: V, heads: int, rope: Rope) -> V:
-        """Each head rotated at its token's absolute position."""
+        """Rotate each head by its token's absolute position."""
 
     def attention(self, layer: int, q: V, k: V, v: V, scale: float) -> V:
-        """Write k and v into the cache, then attend over the cache: never over the fresh values."""
+        """Write k and v into the cache, then attend over the cache. The new k and v are read from the cache too."""
 
     def gated(self, gate: V, up: V, activation: Activation) -> V: ...
 

@@ -1,7 +1,8 @@
-"""A model's calls, recorded: each becomes a node. Widths are known and shapes are checked on the way.
+"""Recording: runs a model's forward function and turns each call into a node with a width.
 
-Backends read memory by these widths, so a weight that does not fit is refused here, by name, before anything is loaded.
-Non-goals: what a node computes, which nodes a backend joins (fuse.py), the numbers in the weights.
+Recording checks all shapes. Backends use these widths to read memory, so a weight of the wrong shape is
+refused here, with its name, before anything is loaded. Non-goals: computing, fusion (fuse.py), the
+numbers in the weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ Op = Literal["embed", "rms_norm", "linear", "rope", "attention", "gated", "add",
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a node makes: rows of `width` numbers, one row per token."""
+    """The output of a node: one row of `width` numbers per token."""
 
-    id: int  # the number of the node
+    id: int  # index of the node
     width: int
 
 
@@ -43,12 +44,12 @@ class Graph:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names, in order of first use."""
+        """Names of the weights, in order of first use."""
         return tuple(dict.fromkeys(name for node in self.nodes for name in node.weights))
 
 
 class HasHeads(Protocol):
-    """What recording must know of a model's configuration."""
+    """The part of a model's configuration that recording needs."""
 
     @property
     def n_heads(self) -> int: ...
@@ -64,14 +65,14 @@ Config = TypeVar("Config", bound=HasHeads)
 def record(
     forward: Callable[[Ops[Value], Config], object], config: Config, shapes: Mapping[str, Sequence[int]]
 ) -> Graph:
-    """The calls of `forward` over a file that has weights of these shapes."""
+    """Record the calls of `forward`. `shapes` are the shapes of the weights in the model file."""
     recorder = Recorder(Heads(config.n_heads, config.n_kv_heads, config.head_dim), shapes)
     forward(recorder, config)
     return Graph(tuple(recorder.nodes))
 
 
 def name_of(value: Value, nodes: Sequence[Node]) -> str:
-    """A value as errors call it: `linear blk.0.attn_q.weight`, `attention of layer 0`, `add (node 7)`."""
+    """The name of a value in error messages: `linear blk.0.attn_q.weight`, `attention of layer 0`, `add (node 7)`."""
     node = nodes[value.id]
     if node.op == "attention":
         return f"attention of layer {node.settings[0]}"
@@ -81,8 +82,6 @@ def name_of(value: Value, nodes: Sequence[Node]) -> str:
 
 
 class Recorder:
-    """The operations on nothing but widths."""
-
     def __init__(self, heads: Heads, shapes: Mapping[str, Sequence[int]]) -> None:
         self.nodes: list[Node] = []
         self._heads = heads
@@ -118,8 +117,8 @@ class Recorder:
         n_heads, n_kv_heads, dim = self._heads
         for letter, x, n in (("q", q, n_heads), ("k", k, n_kv_heads), ("v", v, n_kv_heads)):
             if x.width != n * dim:
-                found = f"attention of layer {layer}: {letter} ({self._name(x)}) is {x.width} wide"
-                raise BadModel(f"{found}, and {n} heads of {dim} are {n * dim}")
+                what = f"attention of layer {layer}: {letter} ({self._name(x)})"
+                raise BadModel(f"{what} is {x.width} wide, and {n} heads of {dim} are {n * dim}")
         return self._node("attention", (q, k, v), (), q.width, layer, scale, self._heads)
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
@@ -134,7 +133,7 @@ class Recorder:
         vocabulary, _ = self._matrix(weight)
         self._expect(weight, (vocabulary, x.width))
         for node in self.nodes:
-            if node.op == "embed":  # the same ids choose its rows
+            if node.op == "embed":  # it has the same vocabulary
                 self._expect(node.weights[0], (vocabulary, node.out.width))
         return self._node("logits", (x,), (weight,), vocabulary)
 
@@ -165,7 +164,7 @@ class Recorder:
 
     def _divides(self, heads: int, x: Value) -> None:
         if x.width % heads:
-            raise BadModel(f"{self._name(x)} is {x.width} wide, which is no multiple of {heads} heads")
+            raise BadModel(f"{self._name(x)} is {x.width} wide, which is not a multiple of {heads} heads")
 
     def _equal(self, op: str, x: Value, y: Value) -> None:
         if x.width != y.width:

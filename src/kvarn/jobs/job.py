@@ -1,4 +1,4 @@
-"""A request with the text of its samples, and the answer it gives."""
+"""A job: a request with the text of its samples, and its output."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from kvarn.text.stream import TextStream
 class TokenLogprob:
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # the most likely tokens at this place
+    top: tuple[tuple[int, float], ...]  # (token, logprob) of the most likely tokens at this position
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Output:
 
 
 class Listener:
-    """Hears of a job, on the thread that steps. It may cancel jobs; anything else of the runner is refused to it."""
+    """Callbacks of a job, on the thread that steps. A callback may cancel jobs; the runner refuses other calls."""
 
     def token(self, job: "Job", event: Event) -> None:
-        """The job has taken a token."""
+        """The job has a new token."""
 
     def ended(self, job: "Job") -> None:
-        """The job is done, however that came. Once for every job, after its last token."""
+        """The job is done, for any reason. Called once per job, after its last token."""
 
 
 SILENT = Listener()
@@ -58,16 +58,14 @@ SILENT = Listener()
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request and the text of its samples."""
-
     request: Request
     texts: list[TextStream]
     listener: Listener = SILENT
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    done: bool = False  # set last, when all its text is written: other threads look at it
+    done: bool = False  # other threads read it, so it is set last, when all text is written
 
     def push(self, event: Event) -> bool:
-        """Take a token; True when the text has reached a stop string."""
+        """Add a token to the text. True if the text has reached a stop string."""
         sample, sampled = event.sample, event.sampled
         if sampled.logprob is not None:
             self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))

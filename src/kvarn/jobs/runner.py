@@ -1,11 +1,12 @@
-"""Jobs, and the runner that steps the engine for all of them: the one way from requests to text, offline and served.
+"""The runner steps the engine for all jobs, in the Python API and in the server.
 
-The runner has no thread. A thread that waits for a job steps the engine for everybody, unless another one does so
-already; then it sleeps until its job has moved, or until it is its turn to step. So any number of threads may share one
-runner, and one thread may have several jobs under way. Every token goes to its job, whoever steps.
+The runner has no thread of its own. A thread that waits for a job steps the engine for all jobs. If
+another thread already steps, it sleeps until its job has progressed or until it gets the turn. Any
+number of threads may share one runner, and one thread may have several jobs. Every token goes to its
+job, no matter which thread steps.
 
-A step that raises fails one request and no other: the engine finds out which (`Engine.isolate`). A request whose text
-cannot be written fails alone as well.
+A step that raises fails only one request; `Engine.isolate` finds out which one. A request whose text
+cannot be decoded also fails alone.
 """
 
 import logging
@@ -32,9 +33,9 @@ class Runner:
         self.engine = engine
         self._tokenizer = tokenizer
         self._turn = turn or Turn()
-        self._jobs: dict[int, Job] = {}  # under way, by request
-        self._dropped: deque[Job] = deque()  # to be cancelled by who has the turn
-        self._n_ended = 0  # of the requests that the engine has ended, those that were looked at
+        self._jobs: dict[int, Job] = {}  # unfinished jobs, by request id
+        self._dropped: deque[Job] = deque()  # jobs that the thread with the turn must cancel
+        self._n_ended = 0  # EngineStats.finished at the last `_settle`
 
     def add(
         self,
@@ -45,7 +46,7 @@ class Runner:
         priority: int = 0,
         listener: Listener = SILENT,
     ) -> Job:
-        """Queue a prompt. It moves when somebody steps: `wait`, `advance`."""
+        """Queue a prompt. It is computed when a thread calls `wait`, `advance` or `step`."""
         texts = [TextStream(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
 
         added: list[Job] = []
@@ -58,47 +59,48 @@ class Runner:
         try:
             self.call(queue)
             return added[0]
-        except BaseException:  # Ctrl-C: nobody will wait for it
+        except BaseException:  # Ctrl-C: the caller gets no job, so cancel it
             for job in added:
                 self.cancel(job)
             raise
 
     def cancel(self, job: Job) -> None:
-        """Free what the job holds: at once, or before the next step if one is under way. Never waits, and is safe for
-        a job that is done, in a listener and in a finalizer."""
+        """End the job and free its blocks: now, or before the next step if a step is running.
+
+        Never waits. Safe for a job that is done, in a listener and in a finalizer."""
         if not job.done:
             self._dropped.append(job)
             self._sweep()
 
     def forget(self, conversation: Hashable, salt: bytes = b"") -> None:
-        """Free what is kept of a conversation. Safe for one that is not."""
+        """Free the parked sequence of the conversation, if it has one."""
         self.call(lambda: self.engine.forget(conversation, salt))
 
     def wait(self, job: Job) -> None:
-        """Until the job is done. What made its request fail is raised."""
+        """Return when the job is done. If its request failed, raise the error."""
         self.advance(lambda: job.done)
         if job.request.error is not None:
             raise job.request.error
 
     def advance(self, ready: Ready) -> None:
-        """Until ready() holds: step for everybody, or sleep while another thread does."""
+        """Return when ready() is true. Until then, step, or sleep while another thread steps."""
         while not ready():
             self._with_turn(lambda calm: self._step_until(ready, calm), ready)
 
     def step(self) -> None:
-        """One step, for a thread that steps in a loop of its own."""
+        """Run one step, for a thread that has its own loop."""
         self.call(self._step)
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """Run `work` between two steps, before any other thread steps on."""
+        """Run `work` between two steps. Calls come before other threads' steps."""
         results: list[Result] = []
         self._with_turn(lambda calm: results.append(work()))
         return results[0]
 
     def _with_turn(self, work: Callable[[Uninterrupted], None], ready: Ready | None = None) -> None:
-        """Wait for the turn, or until ready() holds; with the turn, do the work."""
+        """Wait for the turn, or until ready() is true. With the turn, do the work."""
         if self._turn.mine:
-            raise KvarnError("called from inside a step: a listener may cancel a job, and nothing else of the runner")
+            raise KvarnError("called from inside a step: a listener may call only `cancel` of the runner")
         try:
             if self._turn.take(ready):
                 with Uninterrupted() as calm:
@@ -107,7 +109,7 @@ class Runner:
                     finally:
                         self._turn.give()
         finally:
-            self._turn.give()  # Ctrl-C may have come as it was taken: who keeps the turn stops everybody
+            self._turn.give()  # Ctrl-C may have come just after `take`: a kept turn would block all threads
             self._sweep()
 
     # -- with the turn -------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ class Runner:
     def _events(self) -> list[Event]:
         try:
             return self.engine.step()
-        except Exception as error:  # noqa: BLE001 (whose fault it is comes out by running them one by one)
+        except Exception as error:  # noqa: BLE001 (`isolate` finds the request that failed)
             log.error("a step failed: %s: %s", type(error).__name__, error)
             self.engine.isolate(error)
             return []
@@ -138,13 +140,13 @@ class Runner:
 
     def _hand(self, event: Event) -> None:
         job = self._jobs.get(event.sample.request.id)
-        if job is None:  # somebody gave it to the engine directly
+        if job is None:  # the request was added to the engine directly
             return
         try:
             if job.push(event):
                 self.engine.finish(event.sample, "stop")
             job.listener.token(job, event)
-        except Exception as error:  # noqa: BLE001 (text that cannot be written is this request's fault alone)
+        except Exception as error:  # noqa: BLE001 (only this request fails)
             self.engine.fail(job.request, error)
 
     def _cancel_dropped(self) -> None:
@@ -153,7 +155,7 @@ class Runner:
         self._settle()
 
     def _settle(self) -> None:
-        """Jobs whose requests have ended are done. Most steps end none: the engine's count says so."""
+        """Mark the jobs of finished requests as done. The engine's count tells whether there are any."""
         n_ended = self.engine.stats.finished
         if n_ended == self._n_ended:
             return
@@ -164,7 +166,7 @@ class Runner:
         self._n_ended = n_ended
 
     def _sweep(self) -> None:
-        """Cancel what was dropped too late for who had the turn to see it."""
+        """Cancel the jobs that were dropped after the thread with the turn last looked."""
         if not self._dropped or self._turn.mine:
             return
         with Uninterrupted():

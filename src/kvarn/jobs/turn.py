@@ -1,8 +1,10 @@
-"""Whose turn it is: one thread at a time has the engine, the others wait.
+"""The turn: one thread at a time may use the engine, the other threads wait in a queue.
 
-A thread takes the turn to step until what it waits for is there, or for one short call (an add). Calls go first: who
-steps looks at `wanted` after every step and gives way. The turn is handed over directly, so nobody who comes later gets
-ahead. Who steps also tells those whose wait is over; the others sleep on. Nothing in here knows the engine.
+A thread takes the turn for one short call, for example an add, or to step until its `ready` is true.
+Calls come first: the stepping thread checks `wanted` after every step and gives the turn away. The turn
+goes directly to the first thread in the queue, so a later thread cannot overtake. The stepping thread
+also wakes the threads whose `ready` has become true. Non-goal: the engine, which this module does not
+know.
 """
 
 import threading
@@ -11,17 +13,17 @@ from collections.abc import Callable
 from threading import get_ident
 from types import FrameType, TracebackType
 
-try:  # CPython's own, without the wrappers that turn numbers into enums: 0.5 us per step instead of 10
+try:  # CPython's C module: without the enum wrappers of `signal`, 0.5 us per step instead of 10
     import _signal as signal  # type: ignore[import-not-found]
 except ImportError:
     import signal
 
 _MAIN = threading.main_thread().ident
-Ready = Callable[[], bool]  # asked by any thread, at any time: it looks, and neither waits nor raises
+Ready = Callable[[], bool]  # any thread may call it at any time; it must not wait or raise
 
 
 class _Place:
-    """A thread in the queue. Its gate opens when it has the turn, or when what it waits for is there."""
+    """A thread in the queue. Its gate opens when it gets the turn, or when its ready() is true."""
 
     __slots__ = ("gate", "ready", "thread")
 
@@ -34,8 +36,8 @@ class _Place:
 
 class Turn:
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of the queues; held for a few lines, never while somebody computes
-        self._owner: dict[str, int] = {}  # at most one; `setdefault` takes the turn in one indivisible step
+        self._lock = threading.Lock()  # guards the queues; held for a few lines, never during a step
+        self._owner: dict[str, int] = {}  # at most one entry: `setdefault` takes the turn atomically
         self._calls: deque[_Place] = deque()
         self._steps: deque[_Place] = deque()
 
@@ -54,22 +56,23 @@ class Turn:
         return len(self._calls) + len(self._steps)
 
     def take(self, ready: Ready | None = None) -> bool:
-        """Wait until the turn is this thread's (True) or ready() holds (False). Without `ready` it is a call."""
+        """Wait until this thread has the turn (True) or ready() is true (False). Without `ready`, it is a call."""
         return self.take_now() or self._queue(_Place(ready), self._calls if ready is None else self._steps)
 
     def take_now(self) -> bool:
-        """Take the turn if nobody has it; if this thread has it already, it is refused. Neither waits nor locks: safe
-        in a finalizer, wherever that runs."""
+        """Take the turn if it is free. False if any thread has it, also this one.
+
+        Does not wait and takes no lock, so it is safe in a finalizer on any thread."""
         return not self.mine and self._owner.setdefault("thread", get_ident()) == get_ident()
 
     def tell(self) -> None:
-        """Wake those whose wait is over; for who has the turn, after a step."""
+        """Wake the threads whose ready() is true. The thread with the turn calls it after a step."""
         with self._lock:
             self._wake()
 
     def give(self) -> None:
-        """Hand the turn on. Nothing happens when it is not this thread's."""
-        if not self.mine:  # only its owner can change that, so the answer holds
+        """Pass the turn to the next thread. Does nothing if this thread does not have it."""
+        if not self.mine:  # no lock needed: only the owner can give the turn away
             return
         with self._lock:
             self._wake()
@@ -86,7 +89,7 @@ class Turn:
             with self._lock:
                 if self._owner.setdefault("thread", place.thread) == place.thread:
                     return True
-                if place.ready is not None and place.ready():  # since it was asked: nobody would tell
+                if place.ready is not None and place.ready():  # it became true before we queued: no wake-up would come
                     return False
                 queue.append(place)
             place.gate.acquire()
@@ -103,14 +106,14 @@ class Turn:
 
 
 class Uninterrupted:
-    """Within it, Ctrl-C waits for the end: in the middle of a step it would leave bookkeeping half done. A second one
-    does not wait. A program that handles the signal itself keeps its handler."""
+    """Delays Ctrl-C until the end of the block, because it would interrupt a step's bookkeeping. A second Ctrl-C is
+    not delayed. A program's own handler of the signal stays in place."""
 
     __slots__ = ("_ours", "asked")
 
     def __enter__(self) -> "Uninterrupted":
-        self.asked = False  # whether it came
-        # Python runs handlers on the main thread only, and only there can they be set.
+        self.asked = False  # whether Ctrl-C was pressed
+        # Python sets and runs signal handlers on the main thread only.
         self._ours = get_ident() == _MAIN and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._ours:
             signal.signal(signal.SIGINT, self._note)

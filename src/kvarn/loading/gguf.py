@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.arrays import Bytes
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import BY_ID, TensorInfo
-from kvarn.loading.quants import Bytes
 
 _U32, _U64 = Struct("<I"), Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9

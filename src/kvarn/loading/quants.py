@@ -12,11 +12,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.arrays import Bytes, Floats
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import ENCODINGS
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 
 CHUNK = 1 << 20  # numbers widened at a time: temporaries stay near 10 MB, and a call's overhead below a percent
 

@@ -2,7 +2,7 @@
 
 The `safetensors` package checks each file's header (offsets in order, no holes, nothing past the end). It gives NumPy
 no bf16, so the bytes are read from a mapping of our own, at the places the checked header names: no copy either.
-Non-goals: names and settings (names.py, hf_config.py), pickled weights, files that shrink while they are open.
+Non-goals: names and settings (tensors.py, hf_config.py), pickled weights, files that shrink while they are open.
 """
 
 import json
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.arrays import Bytes, Floats
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import TensorInfo
-from kvarn.loading.quants import Bytes, Floats, dequantize
+from kvarn.loading.quants import dequantize
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -1,4 +1,8 @@
-"""A model's shape and constants, whatever file they came from. Loading fills it in; models and the cache read it."""
+"""A model's sizes and constants, whatever file they came from.
+
+Loading fills the record in. Forward functions and the cache read it.
+Non-goals: settings of a file that do not change what is computed.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +12,7 @@ from kvarn.graph.ops import Rope
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    architecture: str  # llama, qwen2, qwen3, gemma3, phi3
+    architecture: str  # the family's name
     name: str
     n_layers: int
     n_heads: int
@@ -21,8 +25,16 @@ class ModelConfig:
     norm_eps: float
     rope: Rope
     windows: tuple[int | None, ...]  # by layer; None sees everything
-    local_rope: Rope | None = None  # of layers with a window, where it differs (Gemma 3)
+    local_rope: Rope | None = None  # of layers with a window, where it differs
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+
+    @property
+    def q_width(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_kv_heads * self.head_dim
 
     @property
     def scale(self) -> float:

@@ -1,9 +1,12 @@
-"""Llama 1 to 3, Mistral, SmolLM2, TinyLlama."""
+"""Llama 1 to 3, Mistral, SmolLM2, TinyLlama. Other families reuse parts of this file."""
 
 from collections.abc import Callable
+from typing import Any
 
 from kvarn.graph.ops import Ops, V
 from kvarn.models.config import ModelConfig
+from kvarn.models.family import Family, GGUFRules, HFRules
+from kvarn.models.tensors import Tensor, matrix, norm, optional_bias
 
 
 def forward(ops: Ops[V], config: ModelConfig) -> V:
@@ -11,7 +14,7 @@ def forward(ops: Ops[V], config: ModelConfig) -> V:
 
 
 def decoder(ops: Ops[V], config: ModelConfig, attention: Callable[[Ops[V], ModelConfig, int, V], V]) -> V:
-    """Norm, attention, norm, feed-forward, each half added to what came in: the shape most families share."""
+    """Norm, attention, norm, feed-forward; each half is added to its input."""
     x = ops.embed("token_embd.weight")
     for layer in range(config.n_layers):
         block = f"blk.{layer}."
@@ -42,6 +45,49 @@ def feed_forward(ops: Ops[V], layer: int, h: V) -> V:
 
 
 def output(ops: Ops[V], x: V) -> V:
-    """Final norm and logits; a file without an output matrix ties it to the embedding."""
+    """Final norm and logits. A file without an output matrix ties it to the embedding."""
     x = ops.rms_norm(x, "output_norm.weight")
     return ops.logits(x, "output.weight" if ops.has("output.weight") else "token_embd.weight")
+
+
+def layer(c: ModelConfig) -> dict[str, Tensor]:
+    return {
+        "attn_norm.weight": norm(c.hidden, "input_layernorm"),
+        "attn_q.weight": matrix(c.q_width, c.hidden, "self_attn.q_proj", rotated_heads=c.n_heads),
+        "attn_k.weight": matrix(c.kv_width, c.hidden, "self_attn.k_proj", rotated_heads=c.n_kv_heads),
+        "attn_v.weight": matrix(c.kv_width, c.hidden, "self_attn.v_proj"),
+        "attn_output.weight": matrix(c.hidden, c.q_width, "self_attn.o_proj"),
+        "attn_q.bias": optional_bias(c.q_width, "self_attn.q_proj", rotated_heads=c.n_heads),
+        "attn_k.bias": optional_bias(c.kv_width, "self_attn.k_proj", rotated_heads=c.n_kv_heads),
+        "attn_v.bias": optional_bias(c.kv_width, "self_attn.v_proj"),
+        "attn_output.bias": optional_bias(c.hidden, "self_attn.o_proj"),
+        "ffn_norm.weight": norm(c.hidden, "post_attention_layernorm"),
+        "ffn_gate.weight": matrix(c.feed_forward, c.hidden, "mlp.gate_proj"),
+        "ffn_up.weight": matrix(c.feed_forward, c.hidden, "mlp.up_proj"),
+        "ffn_down.weight": matrix(c.hidden, c.feed_forward, "mlp.down_proj"),
+    }
+
+
+HF_DEFAULTS: dict[str, Any] = dict(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    hidden_act="silu",
+)
+MISTRAL_DEFAULTS = HF_DEFAULTS | dict(
+    intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096
+)
+
+FAMILY = Family(
+    name="llama",
+    forward=forward,
+    layer=layer,
+    gguf=GGUFRules(adjacent_pairs=True),
+    hf=HFRules(model_types={"llama": HF_DEFAULTS, "mistral": MISTRAL_DEFAULTS}),
+)

@@ -1,1 +1,1 @@
-"""The server: OpenAI's protocol over one engine, which runs on a thread of its own."""
+"""The server: OpenAI's HTTP API over one engine, which runs on its own thread."""

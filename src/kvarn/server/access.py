@@ -1,7 +1,8 @@
-"""Who may call, and with whom they share prefixes.
+"""API keys, and the salts that decide which requests share prefixes.
 
-A salt is derived from the API key, so that no caller learns, from an answer or from its timing, what another has sent;
-a salt that the client sends narrows that further and can never widen it. `share` gives all keys one salt.
+The salt is derived from the API key. A caller therefore cannot learn from an answer, or from its time,
+what a caller with another key has sent. A salt in the request can only narrow the sharing, never widen
+it. `share` gives all keys the same salt.
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,18 @@ from kvarn.server.refusal import Refusal
 
 
 class Caller(NamedTuple):
-    owner: bytes  # names the key in records, without being it
+    owner: bytes  # a hash of the key, for records
     salt: bytes
-    quotes: bool  # whether an explanation may quote the earlier text: it is the caller's own
+    quotes: bool  # whether explanations may quote an earlier text: only if it is the caller's own
 
-    def salted(self, own: str | None) -> bytes:
-        return self.salt if own is None else _digest(own, self.salt)
+    def salted(self, request_salt: str | None) -> bytes:
+        return self.salt if request_salt is None else _digest(request_salt, self.salt)
 
 
 class Access:
     def __init__(self, keys: Sequence[str], share: bool = False) -> None:
         if not all(key.strip() and key.isascii() and key.isprintable() for key in keys):
-            raise KvarnError("an API key is empty or has characters that a header cannot carry: use plain letters")
+            raise KvarnError("an API key is empty or has characters that a header cannot carry: use ASCII letters")
         self._owners = [_digest(key) for key in dict.fromkeys(keys)]
         self._share = share
 
@@ -35,12 +36,12 @@ class Access:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Refusal(401, "give an API key: Authorization: Bearer KEY", code="missing_api_key")
-        given = _digest(key.strip())
-        known = [owner for owner in self._owners if compare_digest(owner, given)]  # all are compared, whatever matches
-        if not known:
+        digest = _digest(key.strip())
+        matches = [owner for owner in self._owners if compare_digest(owner, digest)]  # compares all, in constant time
+        if not matches:
             raise Refusal(401, "the API key is not one of this server's", code="invalid_api_key")
         alone = len(self._owners) == 1
-        return Caller(given, b"" if self._share else given, quotes=alone or not self._share)
+        return Caller(digest, b"" if self._share else digest, quotes=alone or not self._share)
 
 
 def _digest(text: str, key: bytes = b"kvarn") -> bytes:

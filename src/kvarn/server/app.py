@@ -1,4 +1,4 @@
-"""The endpoints. Each takes a request apart, asks the engine's thread or the cache, and shapes the answer."""
+"""The HTTP endpoints: they parse a request, call the engine's thread or the cache, and format the answer."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ from kvarn.server.worker import Submission, Worker
 
 log = logging.getLogger("kvarn")
 
-MOST_BYTES = 8 << 20  # of a body
-LARGE = 1 << 16
-BODY_SECONDS = 30.0  # to send one
-READER_SECONDS = 60.0  # without the client reading, before its request is cancelled
-COMPLETION_TOKENS = 16  # OpenAI's default; a chat may fill the context
+MOST_BYTES = 8 << 20  # of a request body
+LARGE = 1 << 16  # bytes; larger bodies are parsed on another thread
+BODY_SECONDS = 30.0  # a client must send the body in this time
+READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
+COMPLETION_TOKENS = 16  # OpenAI's default max_tokens of a completion; a chat may fill the context
 Endpoint = Callable[[Request], Awaitable[Response]]
 Parsed = TypeVar("Parsed")
 
@@ -113,19 +113,19 @@ class Service:
 
     def _submission(self, prompt: list[int], call: Call, salt: bytes) -> Submission:
         self.llm.engine.check_length(len(prompt))
-        room = self.llm.cache.longest + 1 - len(prompt)  # the last token needs no place
-        wanted = call.max_tokens
-        if wanted is None:
-            wanted = room if call.chat else min(COMPLETION_TOKENS, room)
-        elif room < wanted:
+        room = self.llm.cache.longest + 1 - len(prompt)  # the last token is not stored
+        max_tokens = call.max_tokens
+        if max_tokens is None:
+            max_tokens = room if call.chat else min(COMPLETION_TOKENS, room)
+        elif room < max_tokens:
             raise Refusal(
                 400,
-                f"the prompt has {len(prompt)} tokens and max_tokens is {wanted}: together more than the "
+                f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: together more than the "
                 f"{self.llm.cache.longest + 1} that fit; lower max_tokens to {room} or leave it out",
                 "max_tokens",
                 "context_length_exceeded",
             )
-        params = SamplingParams(max_tokens=wanted, **call.settings)
+        params = SamplingParams(max_tokens=max_tokens, **call.settings)
         return Submission(prompt, params, salt, call.cache_priority, call.stream)
 
     async def tokenize(self, request: Request) -> Response:
@@ -142,7 +142,7 @@ class Service:
         tokens = [int(token) for token in body["tokens"]]
         return JSONResponse({"prompt": await asyncio.to_thread(self._prompts.text, tokens)})
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
@@ -179,10 +179,10 @@ class Service:
 
     async def request(self, request: Request) -> Response:
         caller, id = self._caller(request), request.path_params["id"]
-        explained = self._records.get(id, caller.owner)
-        if explained is None:
+        explanation = self._records.get(id, caller.owner)
+        if explanation is None:
             raise Refusal(404, "this key made no such request, or it is too long ago", "id")
-        return JSONResponse(explained)
+        return JSONResponse(explanation)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Service:
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "kvarn", "max_model_len": context}
 
     def _retry_after(self) -> int:
-        """Seconds until the queue has moved, by how long requests took so far."""
+        """Estimated seconds until the queue has room, from the mean time of past requests."""
         engine = self.worker.engine
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
@@ -211,7 +211,7 @@ class Service:
 
 
 async def _body(request: Request, seconds: float) -> bytes:
-    """The whole body, bounded in size and in time."""
+    """The whole body, with limits on its size and time."""
     parts, size = [], 0
     try:
         async with asyncio.timeout(seconds):
@@ -226,7 +226,7 @@ async def _body(request: Request, seconds: float) -> bytes:
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Whatever goes wrong is one line in OpenAI's shape."""
+    """Turn every error of the endpoint into an error response in OpenAI's format."""
 
     async def guarded(request: Request) -> Response:
         try:

@@ -1,4 +1,4 @@
-"""The cache as it is, as JSON: enough to draw every block. Integers and names; nobody's text."""
+"""The state of the cache as JSON: every block and its owner. It contains no text of users."""
 
 from typing import Any
 

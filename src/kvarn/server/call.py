@@ -1,7 +1,7 @@
-"""The life of one call for text: submissions to the engine, updates back, an answer, whole or streamed.
+"""One HTTP call for text: submissions to the engine, updates from it, and an answer, whole or streamed.
 
-However it ends (answered, refused, the client gone or not reading), nothing of it stays: its submissions are cancelled,
-which frees their blocks before the next step.
+A call can end with an answer or a refusal, or because the client disconnects or stops reading. In each
+case its submissions are cancelled, which frees their blocks before the next step.
 """
 
 import asyncio
@@ -30,8 +30,6 @@ log = logging.getLogger("kvarn")
 
 
 class Generation:
-    """One call under way."""
-
     def __init__(
         self, worker: Worker, tokenizer: Tokenizer, reply: Reply, call: Call, caller: Caller, records: Records
     ) -> None:
@@ -46,7 +44,7 @@ class Generation:
         self._n_tokens = 0
 
     async def start(self, submissions: Sequence[Submission]) -> None:
-        """All submissions are queued, or all are taken back and the refusal is raised."""
+        """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
         self._inbox = Inbox(len(submissions))
         self._tickets = [self._worker.submit(submission, self._inbox, i) for i, submission in enumerate(submissions)]
         try:
@@ -56,31 +54,31 @@ class Generation:
             raise
 
     def cancel(self) -> None:
-        """What was under way ends, and is explained to whoever asks for it later."""
-        self._inbox.leave(self._left_behind)
+        """Cancel all submissions. Their explanation is recorded when all of them have ended."""
+        self._inbox.leave(self._on_end)
         for ticket in self._tickets:
             self._worker.cancel(ticket)
-        self._explain_late()
+        self._record_if_ended()
 
-    def _left_behind(self, which: int, update: Ended) -> None:
+    def _on_end(self, which: int, update: Ended) -> None:
         self._ended[which] = update.explanation
-        self._explain_late()
+        self._record_if_ended()
 
-    def _explain_late(self) -> None:
+    def _record_if_ended(self) -> None:
         if not self._explained and len(self._ended) == len(self._tickets):
-            self._recorded()
+            self._record()
 
     async def whole(self) -> dict[str, Any]:
         choices = {}
         async for index, part in self._answers():
             entries = self._entries(part)
             choices[index] = self._reply.choice(index, part.text, entries, part.finish_reason or "stop")
-        return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._recorded())
+        return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._record())
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """A chunk per piece. The explanation stands in the last one, that of the usage if it was asked for."""
+        """One chunk per piece of text. The last chunk carries the explanation, and the usage if it was asked for."""
         opened: set[int] = set()
-        last: list[dict[str, Any]] = []  # a chunk that ends a choice and could be the last
+        last: list[dict[str, Any]] = []  # the end of a choice, held back because it may be the last chunk
         async for index, part in self._answers():
             for held in last:
                 yield self._reply.chunk([held])
@@ -91,17 +89,17 @@ class Generation:
             if part.finish_reason is None or self._call.include_usage:
                 yield self._reply.chunk(last)
                 last = []
-        yield self._reply.chunk(last, self._usage() if self._call.include_usage else None, self._recorded())
+        yield self._reply.chunk(last, self._usage() if self._call.include_usage else None, self._record())
 
     async def _answers(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
         while len(self._ended) < len(self._tickets):
-            taken = await self._inbox.take()
-            for which, update in taken:  # all ends first: the caller may leave at any piece
+            updates = await self._inbox.take()
+            for which, update in updates:  # note all ends first: the client may disconnect at any piece
                 if isinstance(update, Ended) and update.error is None:
                     self._ended[which] = update.explanation
                     self._n_tokens += update.n_tokens
-            for which, update in taken:
+            for which, update in updates:
                 if isinstance(update, AnswerPart):
                     yield which * self._call.n + update.sample, update
                 elif update.error is not None:
@@ -113,26 +111,27 @@ class Generation:
     def _usage(self) -> dict[str, Any]:
         return usage_of(list(self._ended.values()), self._n_tokens)
 
-    def _recorded(self) -> dict[str, Any]:
-        """The explanation, kept for whoever made the call."""
+    def _record(self) -> dict[str, Any]:
+        """Store the explanation for the caller's key, and return it."""
         self._explained = True
         each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {"id": self._reply.id, "created": self._reply.created, "model": self._reply.model}
-        explained = {**head, **each[0]} if len(each) == 1 else {**head, "prompts": each}
-        self._records.add(self._reply.id, self._caller.owner, explained)
-        return explained
+        explanation = {**head, **each[0]} if len(each) == 1 else {**head, "prompts": each}
+        self._records.add(self._reply.id, self._caller.owner, explanation)
+        return explanation
 
-    def _quotable(self, found: Explanation) -> Explanation:
-        if self._caller.quotes or found.limit is None:
-            return found
-        return replace(found, limit=found.limit._replace(theirs=None, onward=()))
+    def _quotable(self, explanation: Explanation) -> Explanation:
+        """Without the tokens of the earlier text, if the caller may not see them."""
+        if self._caller.quotes or explanation.limit is None:
+            return explanation
+        return replace(explanation, limit=explanation.limit._replace(theirs=None, onward=()))
 
     def _spell(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, special=True)
 
 
 class Answer(Response):
-    """The response to a call: waits, streams, and watches whether the caller is still there."""
+    """The response to a call, whole or streamed. It cancels the call when the client disconnects."""
 
     def __init__(self, generation: Generation, stream: bool, reader_seconds: float) -> None:
         self._generation = generation
@@ -142,16 +141,16 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.ensure_future(self._events(send) if self._stream else self._once(scope, receive, send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        disconnected = asyncio.ensure_future(_until_disconnected(receive))
         try:
-            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answering, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 answering.result()
         finally:
             self._generation.cancel()
-            for task in (answering, gone):
+            for task in (answering, disconnected):
                 task.cancel()
-            await asyncio.gather(answering, gone, return_exceptions=True)
+            await asyncio.gather(answering, disconnected, return_exceptions=True)
 
     async def _once(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -168,8 +167,8 @@ class Answer(Response):
             async for chunk in self._generation.chunks():
                 await self._event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
             await self._event(send, "[DONE]")
-        except TimeoutError:  # its buffers are full and it takes nothing: let go
-            log.warning("a reader took nothing for %g s: its request is cancelled", self._reader_seconds)
+        except TimeoutError:  # the socket's buffers are full and the client does not read
+            log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)
             return
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             await self._event(send, json.dumps(fault(error).body()))
@@ -177,18 +176,18 @@ class Answer(Response):
 
     async def _event(self, send: Send, data: str) -> None:
         message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes as the send ends, and it costs a task.
+        # Not wait_for: it makes a task, and before Python 3.12 it loses a cancellation that comes as the send ends.
         async with asyncio.timeout(self._reader_seconds):
             await send(message)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def fault(error: Exception, retry_after: int = 1) -> Refusal:
-    """What a caller is told of an error in the engine."""
+    """The refusal that the client gets for an error."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, QueueFull):
@@ -196,4 +195,4 @@ def fault(error: Exception, retry_after: int = 1) -> Refusal:
     if isinstance(error, KvarnError):
         return Refusal(400, str(error), code="context_length_exceeded" if isinstance(error, PromptTooLong) else None)
     log.error("a request failed: %s: %s", type(error).__name__, error)
-    return Refusal(500, f"the request failed through a fault of the server ({type(error).__name__})")
+    return Refusal(500, f"the request failed: internal error of the server ({type(error).__name__})")

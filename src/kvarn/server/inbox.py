@@ -1,4 +1,4 @@
-"""Updates on submissions from the engine's thread, and the inbox where a call takes them on the event loop."""
+"""The inbox of a call: it receives updates of submissions from the engine's thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from kvarn.jobs.job import TokenLogprob
 
 
 class AnswerPart(NamedTuple):
-    """Text of one sample: what is new if the call streams, otherwise all of it at the end."""
+    """Text of one sample: the new text if the call streams, otherwise all text at the end."""
 
     sample: int
     text: str
@@ -27,8 +27,9 @@ Update = AnswerPart | Ended | Exception | None  # None: queued; an exception: re
 
 
 class Inbox:
-    """Updates on a call's submissions that the call has not taken yet; used on the event loop only. Parts of a sample
-    are joined while they wait, so a client that reads slowly costs no more memory than the answer itself."""
+    """Updates that the call has not taken yet. Used on the event loop only.
+
+    Waiting parts of a sample are joined, so a slow client needs no more memory than its answer."""
 
     def __init__(self, n_submissions: int) -> None:
         self._expected = n_submissions
@@ -38,14 +39,14 @@ class Inbox:
         self._on_end: Callable[[int, Ended], None] | None = None
 
     def leave(self, on_end: Callable[[int, Ended], None]) -> None:
-        """The caller is gone. Pass each submission's final update, past or future, to `on_end`."""
+        """The client has disconnected. Pass the final update of each submission, past or future, to `on_end`."""
         self._on_end, left, self._updates = on_end, self._updates, {}
         for (which, _), update in left.items():
             if isinstance(update, Ended):
                 on_end(which, update)
 
     def put(self, which: int, update: Update) -> None:
-        """`which` of the call's submissions this is about."""
+        """`which`: index of the submission in the call."""
         if self._on_end is not None:
             if isinstance(update, Ended):
                 self._on_end(which, update)
@@ -66,7 +67,7 @@ class Inbox:
         self._updates[key] = update
 
     async def accepted(self) -> None:
-        """Return once all submissions are queued; raise when one was refused."""
+        """Return when all submissions are queued. Raise if one was refused."""
         while self._expected and self._refusal is None:
             await self._arrived.wait()
             self._arrived.clear()
@@ -78,7 +79,7 @@ class Inbox:
     async def take(self) -> list[tuple[int, AnswerPart | Ended]]:
         await self._arrived.wait()
         self._arrived.clear()
-        if self._refusal is not None:  # the engine has failed meanwhile
+        if self._refusal is not None:  # the engine has failed
             raise self._refusal
         taken, self._updates = [(which, update) for (which, _), update in self._updates.items()], {}
         return taken

@@ -1,7 +1,7 @@
-"""Prometheus: what the engine and the cache count, under the names that dashboards know from vLLM.
+"""Prometheus metrics of the engine and the cache. The names are those of vLLM, so its dashboards work.
 
-Everything that is counted elsewhere is read at the moment of a scrape; only times of requests are collected here. No
-other file knows Prometheus. Usage is a fraction from 0 to 1; prefix queries and hits count tokens.
+A scrape reads the counters of the engine and the cache. Only the times of requests are collected here.
+Usage is a fraction from 0 to 1. Prefix queries and hits count tokens. No other file uses Prometheus.
 """
 
 from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ class Metrics:
             self._times["inter_token_latency_seconds"].observe(gap)
 
     def finished(self, request: Request) -> None:
-        """Times of stages that a request did not reach are not observed."""
+        """Observe the times of the stages that the request reached."""
         t = request.timing
         reasons = [sample.finish_reason or "cancelled" for sample in request.samples]
         worst = max(reasons, key=list(FINISHED).index)
@@ -75,7 +75,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Reads the engine when somebody scrapes. Counts are integers that one thread writes, so a look is enough."""
+    """Reads the engine at a scrape. Only one thread writes the counters, so no lock is needed."""
 
     def __init__(self, engine: Engine, model: str, prefix: str) -> None:
         self._engine = engine
@@ -83,7 +83,7 @@ class _EngineCollector(Collector):
         self._prefix = prefix
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # names are not checked against a first scrape
+        return ()  # then the registry does not scrape once to learn the names
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
@@ -113,9 +113,9 @@ class _EngineCollector(Collector):
         yield self._gauge("num_requests_running", "requests being computed", len(running))
         yield self._gauge("num_requests_waiting", "requests waiting for room", len(waiting))
         preemptions = scheduler.n_preemptions
-        yield self._counter("num_preemptions", "samples that lost their room to an older one", preemptions)
+        yield self._counter("num_preemptions", "samples preempted to make room for older ones", preemptions)
         yield self._counter("prompt_tokens", "prompt tokens of answered requests", stats.prompt_tokens)
-        yield self._counter("prompt_tokens_cached", "of those, reused from the cache", stats.cached_tokens)
+        yield self._counter("prompt_tokens_cached", "prompt tokens reused from the cache", stats.cached_tokens)
         yield self._counter("generation_tokens", "tokens sampled", stats.generated_tokens)
 
     def _cache(self) -> Iterator[Metric]:
@@ -125,12 +125,12 @@ class _EngineCollector(Collector):
         yield self._gauge("kv_cache_bytes", "bytes of keys and values that are allocated", usage.nbytes, **kind)
         yield self._gauge("kv_cache_blocks", "blocks that are allocated", usage.blocks)
         yield self._gauge("kv_cache_blocks_cached", "unreferenced blocks kept for reuse", usage.blocks_cached)
-        yield self._gauge("kv_cache_resident_tokens", "tokens in place, each counted once", usage.tokens_resident)
+        yield self._gauge("kv_cache_resident_tokens", "tokens in blocks, each counted once", usage.tokens_resident)
         yield self._counter("prefix_cache_queries", "prompt tokens looked up", usage.prefix_queries)
         yield self._counter("prefix_cache_hits", "prompt tokens found", usage.prefix_hits)
         misses = {reason.value: float(n) for reason, n in usage.prefix_misses.items()}
-        yield self._counters("kv_cache_misses", "prompts, by why reuse stopped", "reason", misses)
-        yield self._counter("kv_cache_evictions", "cached blocks given up", usage.blocks_evicted)
+        yield self._counters("kv_cache_misses", "prompts, by the reason why reuse ended", "reason", misses)
+        yield self._counter("kv_cache_evictions", "cached blocks evicted", usage.blocks_evicted)
 
     def _kernels(self) -> Iterator[Metric]:
         counters = self._engine.memory.counters

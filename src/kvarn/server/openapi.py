@@ -1,13 +1,10 @@
-"""The OpenAPI document, from the same tables that check requests."""
+"""The OpenAPI document, made from the tables that check requests."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from kvarn import __version__
 from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
-from kvarn.server.schema import Schema, nullable
-
-Json = dict[str, Any]
+from kvarn.server.schema import Json, Schema, nullable
 
 ERROR: Schema = {
     "type": "object",
@@ -15,20 +12,20 @@ ERROR: Schema = {
     "required": ["error"],
 }
 STATUSES = {
-    "400": "a field is wrong, or not implemented; the message names it",
-    "401": "no API key, or not one of this server's",
+    "400": "a field is wrong or not implemented; the message names it",
+    "401": "the API key is missing, or is not one of this server's",
     "404": "no such model, or no such request of this key",
     "413": "the body is too large",
-    "429": "the queue is full: Retry-After says when to come again",
-    "503": "the server is stopping, or has failed",
+    "429": "the queue is full: try again after the seconds in Retry-After",
+    "503": "the server is stopping, or the engine has failed",
 }
 GETS = {
-    "/v1/models": "the model that is served",
-    "/v1/models/{id}": "the same, by name",
-    "/health": "whether the engine runs",
-    "/ready": "whether requests are taken",
-    "/metrics": "Prometheus",
-    "/kvarn/cache": "the cache: strategy, blocks, where every sequence lies",
+    "/v1/models": "the model of this server",
+    "/v1/models/{id}": "a model by name",
+    "/health": "whether the engine works",
+    "/ready": "whether the server accepts requests",
+    "/metrics": "metrics for Prometheus",
+    "/kvarn/cache": "the cache: strategy, counts, the blocks of every sequence",
     "/kvarn/requests": "explanations of this key's last requests",
     "/kvarn/requests/{id}": "what a request reused, what it recomputed, and why",
 }

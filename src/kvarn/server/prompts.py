@@ -1,4 +1,4 @@
-"""Prompts as token ids: texts, conversations, and ids that come as they are. Never called on the engine's thread."""
+"""Turns texts and conversations into token ids, and checks token ids. Never called on the engine's thread."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -6,6 +6,7 @@ from typing import Any
 
 from kvarn.llm import LLM
 from kvarn.server.refusal import Refusal
+from kvarn.text.tokenizer import Prompt
 
 
 class Prompts:
@@ -13,10 +14,10 @@ class Prompts:
         self._tokenizer = llm.tokenizer
         self._llm = llm
 
-    def plain(self, prompt: str | list[int]) -> list[int]:
+    def plain(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             self._check_ids(prompt, "prompt")
-            return prompt
+            return list(prompt)
         self._check_size(prompt)
         return self._tokenizer.encode(prompt)
 
@@ -36,14 +37,14 @@ class Prompts:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Bytes."""
+        """In bytes."""
         return max(len(self._tokenizer.token_bytes(id)) for id in range(self._tokenizer.vocab_size))
 
     def _check_ids(self, tokens: Sequence[int], field: str) -> None:
-        """A model may have more rows than its tokenizer has tokens: those past the last have no text."""
+        """Refuse ids that have no text: a model may have more rows than its tokenizer has tokens."""
         if any(token >= self._tokenizer.vocab_size for token in tokens):
             raise Refusal(400, f"{field} has an id outside the vocabulary of {self._tokenizer.vocab_size}", field)
 
     def _check_size(self, text: str) -> None:
-        """Refuse what cannot fit before time is spent on tokens."""
+        """Refuse a text that cannot fit before it is tokenized."""
         self._llm.engine.check_length(len(text) // self._longest_token, at_least=True)

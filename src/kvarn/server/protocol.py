@@ -1,7 +1,7 @@
-"""From a request's bytes to what it asks for, or to a refusal that names what is wrong.
+"""Parses and checks request bodies. A refusal names the wrong field.
 
-Nothing is ignored: a field that is not implemented is refused unless its value asks for nothing. Non-goals: text to
-tokens, anything that needs the model.
+No field is ignored: a field that is not implemented is refused, unless its value is a no-op. Non-goals:
+tokenization, and anything else that needs the model.
 """
 
 import json
@@ -12,22 +12,22 @@ from typing import Any, NoReturn
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
 from kvarn.server.schema import Schema, problem, show
+from kvarn.text.tokenizer import Prompt
 
 MOST_CHOICES = 128  # prompts times n of one call
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 Message = dict[str, Any]
-Prompt = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A checked request for text."""
+    """A valid request for text."""
 
     chat: bool
     messages: list[Message]  # of a chat
     prompts: list[Prompt]  # of a completion
-    settings: dict[str, Any]  # of SamplingParams, max_tokens excepted
+    settings: dict[str, Any]  # arguments of SamplingParams, without max_tokens
     max_tokens: int | None
     model: str | None
     stream: bool
@@ -82,11 +82,11 @@ def parse(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
         if b"\\u" in raw:
-            json.dumps(body, ensure_ascii=False).encode("utf-8")  # an escape can spell half a character
+            json.dumps(body, ensure_ascii=False).encode("utf-8")  # an escape can be half of a surrogate pair
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8 (byte {error.start})") from None
     except UnicodeEncodeError:
-        raise Refusal(400, "the body has half of a surrogate pair in a string, which is no character") from None
+        raise Refusal(400, "the body has half of a surrogate pair in a string, which is not a character") from None
     except json.JSONDecodeError as error:
         raise Refusal(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError) as error:
@@ -97,19 +97,19 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _checked(raw: bytes, table: Mapping[str, Schema], required: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that say something: null is the same as absent."""
+    """The checked fields of the body. A field that is null counts as absent."""
     body = {name: value for name, value in parse(raw).items() if value is not None}
     for name in required:
         if name not in body:
             raise Refusal(400, f"{name} is missing", name)
     for name, value in body.items():
         if name in table:
-            if found := problem(value, table[name], name):
-                raise Refusal(400, found, name)
+            if message := problem(value, table[name], name):
+                raise Refusal(400, message, name)
         elif name in NO_OPS and any(value == each and type(value) is type(each) for each in NO_OPS[name]):
             continue
         elif name not in HARMLESS:
@@ -126,16 +126,16 @@ def _message(message: Message) -> Message:
     return {"role": "system" if role == "developer" else role, "content": content, **named}
 
 
-def _prompts(given: Any) -> list[Prompt]:
-    if isinstance(given, str):
-        return [given]
-    kinds = {type(item) for item in given}
+def _prompts(value: Any) -> list[Prompt]:
+    if isinstance(value, str):
+        return [value]
+    kinds = {type(item) for item in value}
     if kinds == {str}:
-        return list(given)
+        return list(value)
     if kinds <= {int, float}:
-        return [[int(token) for token in given]]
+        return [[int(token) for token in value]]
     if kinds == {list}:
-        return [[int(token) for token in ids] for ids in given]
+        return [[int(token) for token in ids] for ids in value]
     raise Refusal(400, "prompt mixes texts and tokens: give a text, texts, token ids, or lists of them", "prompt")
 
 
@@ -176,8 +176,8 @@ def _call(
     )
 
 
-def _bias(given: Mapping[str, float]) -> dict[int, float]:
-    for key in given:
+def _bias(value: Mapping[str, float]) -> dict[int, float]:
+    for key in value:
         if not (key.isascii() and key.isdigit() and len(key) < 12):
             raise Refusal(400, f"logit_bias has the key {show(key)}; keys are token ids", "logit_bias")
-    return {int(key): float(value) for key, value in given.items()}
+    return {int(key): float(bias) for key, bias in value.items()}

@@ -1,6 +1,6 @@
-"""The explanations of the last requests, for the keys that made them. Bounded: the oldest are dropped first.
+"""The explanations of the last requests, by API key. The number is limited; the oldest are dropped first.
 
-Kept as JSON text, which takes a seventh of the memory of the objects.
+They are stored as JSON text, which needs a seventh of the memory of the objects.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 class _Record(NamedTuple):
     owner: bytes
-    explained: str
+    explanation: str
 
 
 class Records:
@@ -18,20 +18,20 @@ class Records:
         self._most = most
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
-    def add(self, id: str, owner: bytes, explained: dict[str, Any]) -> None:
-        self._records[id] = _Record(owner, json.dumps(explained))
+    def add(self, id: str, owner: bytes, explanation: dict[str, Any]) -> None:
+        self._records[id] = _Record(owner, json.dumps(explanation))
         if len(self._records) > self._most:
             self._records.popitem(last=False)
 
     def get(self, id: str, owner: bytes) -> dict[str, Any] | None:
-        """Another's request is answered like one that never was."""
+        """None if the request does not exist, or belongs to another key."""
         record = self._records.get(id)
         if record is None or record.owner != owner:
             return None
-        explained: dict[str, Any] = json.loads(record.explained)
-        return explained
+        explanation: dict[str, Any] = json.loads(record.explanation)
+        return explanation
 
     def recent(self, owner: bytes, n: int = 20) -> list[dict[str, Any]]:
         """The newest first."""
-        mine = (record.explained for record in reversed(self._records.values()) if record.owner == owner)
-        return [json.loads(explained) for explained, _ in zip(mine, range(n), strict=False)]
+        own = (record.explanation for record in reversed(self._records.values()) if record.owner == owner)
+        return [json.loads(explanation) for explanation, _ in zip(own, range(n), strict=False)]

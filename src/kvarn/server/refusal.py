@@ -1,4 +1,4 @@
-"""What the server says when it does not answer: one clear line, the right status, OpenAI's shape."""
+"""An HTTP error response in OpenAI's format, with a one-line message."""
 
 from typing import Any
 

@@ -1,45 +1,44 @@
-"""The shapes of OpenAI's answers: whole ones, and chunks of a stream. No waiting in here, no HTTP."""
+"""The formats of OpenAI's answers: whole answers, and chunks of a stream. Non-goals: waiting, HTTP."""
 
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.schema import Json
 
-LEAST = -9999.0  # JSON has no infinity
+LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 
 TokenBytes = Callable[[int], bytes]
-Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Reply:
-    """What all parts of one answer have in common."""
+    """Formats all parts of one answer."""
 
     chat: bool
     model: str
     token_bytes: TokenBytes
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = ""
-    _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice that were sent so far
+    _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice sent so far
 
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
 
-    def whole(self, choices: list[Json], usage: Json, explained: Json) -> Json:
+    def whole(self, choices: list[Json], usage: Json, explanation: Json) -> Json:
         kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": usage, "kvarn": explained}
+        return {**self._head(kind), "choices": choices, "usage": usage, "kvarn": explanation}
 
-    def chunk(self, choices: list[Json], usage: Json | None = None, explained: Json | None = None) -> Json:
+    def chunk(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> Json:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         body = {**self._head(kind), "choices": choices}
         if usage is not None:
             body["usage"] = usage
-        if explained is not None:
-            body["kvarn"] = explained
+        if explanation is not None:
+            body["kvarn"] = explanation
         return body
 
     def choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish: str) -> Json:
@@ -49,7 +48,7 @@ class Reply:
         return {"index": index, "text": text, **end}
 
     def opening(self, index: int) -> Json:
-        """The first chunk of a chat's choice."""
+        """The first chunk of a choice of a chat."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -76,8 +75,8 @@ class Reply:
         return {**self._token(entry.token, entry.logprob), "top_logprobs": top}
 
     def _token(self, token: int, logprob: float) -> Json:
-        spelled = self.token_bytes(token)
-        return {"token": spelled.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(spelled)}
+        raw = self.token_bytes(token)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(raw)}
 
     def _legacy(self, index: int, entries: Sequence[TokenLogprob]) -> Json:
         offset, offsets, tokens = self._offsets.get(index, 0), [], []

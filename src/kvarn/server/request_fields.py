@@ -1,6 +1,6 @@
-"""The fields of the requests: what each may be. One table, which checks requests and makes the OpenAPI document.
+"""The fields of the requests and their schemas, for checking requests and for the OpenAPI document.
 
-A field that is in no table, or in `NO_OPS` with another value than one that changes nothing, is refused by name.
+A field that is in no table is refused. So is a field of `NO_OPS` whose value is not one of those listed.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ SHARED: dict[str, Schema] = {
         "type": "integer",
         "minimum": 0,
         "maximum": 3,
-        "description": "how often eviction passes over what this request leaves in the cache",
+        "description": "how often eviction skips the blocks that this request leaves in the cache",
     },
 }
 
@@ -101,7 +101,7 @@ DETOKENIZE: dict[str, Schema] = {
     "model": SHARED["model"],
 }
 
-NO_OPS: dict[str, list[Any]] = {  # fields of OpenAI's that are not implemented, and the values that ask for nothing
+NO_OPS: dict[str, list[Any]] = {  # OpenAI's fields that are not implemented, and the values that have no effect
     "best_of": [1],
     "echo": [False],
     "suffix": [""],
@@ -120,4 +120,4 @@ NO_OPS: dict[str, list[Any]] = {  # fields of OpenAI's that are not implemented,
     "prediction": [],
     "web_search_options": [],
 }
-HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they change no answer
+HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they do not change the answer

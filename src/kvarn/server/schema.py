@@ -1,14 +1,15 @@
-"""What a value must be, said once as JSON schema: checked here, published in the OpenAPI document.
+"""Checks values against JSON schemas. The OpenAPI document publishes the same schemas.
 
-Only the words that our own tables use are understood; another one is a bug in the tables and raises. Non-goals:
-references, formats, anything that a request body of ours does not need.
+Only the keywords that our own tables use are implemented. Another keyword is a bug in the tables and
+raises AssertionError. Non-goals: references, formats, and everything else that our requests do not need.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-Schema = dict[str, Any]
+Json = dict[str, Any]
+Schema = Json
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
@@ -37,25 +38,25 @@ INSIDE = {"items", "properties", "required", "additionalProperties", "propertyNa
 
 
 def nullable(schema: Schema) -> Schema:
-    """The same, or null."""
+    """The schema that also allows null."""
     if "anyOf" in schema:
         return {"anyOf": [*schema["anyOf"], {"type": "null"}]}
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def problem(value: Any, schema: Schema, name: str) -> str | None:
-    """One line on the first thing that is wrong; None when nothing is."""
+    """The first error, in one line; None if the value is valid."""
     if "anyOf" in schema:
-        found = [problem(value, option, name) for option in schema["anyOf"]]
-        if None in found:
+        errors = [problem(value, option, name) for option in schema["anyOf"]]
+        if None in errors:
             return None
-        fits = [p for p, o in zip(found, schema["anyOf"], strict=True) if TYPES[o.get("type", "null")](value)]
+        fits = [e for e, o in zip(errors, schema["anyOf"], strict=True) if TYPES[o.get("type", "null")](value)]
         return (fits or [f"{name} is {show(value)}; it must be {_kinds(schema)}"])[0]
     if "type" in schema and not TYPES[schema["type"]](value):
         return f"{name} is {show(value)}; it must be {_kinds(schema)}"
     for word, bound in schema.items():
-        if (found_here := _wrong(value, word, bound, name)) is not None:
-            return found_here
+        if (error := _wrong(value, word, bound, name)) is not None:
+            return error
     return _inside(value, schema, name)
 
 
@@ -79,15 +80,15 @@ def _wrong(value: Any, word: str, bound: Any, name: str) -> str | None:
 def _inside(value: Any, schema: Schema, name: str) -> str | None:
     if isinstance(value, list) and "items" in schema:
         for i, item in enumerate(value):
-            if found := problem(item, schema["items"], f"{name}[{i}]"):
-                return found
+            if error := problem(item, schema["items"], f"{name}[{i}]"):
+                return error
     if isinstance(value, dict):
         for key, item in value.items():
             inner = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
             if inner is False:
                 return f"{name}.{show(key)[1:-1]} is not implemented: leave it out"
-            if isinstance(inner, dict) and (found := problem(item, inner, f"{name}.{show(key)[1:-1]}")):
-                return found
+            if isinstance(inner, dict) and (error := problem(item, inner, f"{name}.{show(key)[1:-1]}")):
+                return error
         for key in schema.get("required", ()):
             if key not in value:
                 return f"{name}.{key} is missing"
@@ -102,7 +103,7 @@ def _kinds(schema: Schema) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it is quoted in an error: JSON's spelling, one short line."""
+    """A value as errors quote it: in JSON's notation, in one short line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     text = f'"{value}"' if isinstance(value, str) else ascii(value)

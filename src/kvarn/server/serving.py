@@ -1,7 +1,7 @@
-"""Running the service: the socket, uvicorn, signals, and an end that waits for those who are being answered.
+"""Runs the service: the socket, uvicorn, signals and the shutdown.
 
-SIGTERM or SIGINT: no new connection or request is taken, those under way may finish within the drain time, and what is
-left then is cancelled. A second SIGINT cancels at once.
+After SIGTERM or SIGINT the server accepts no new connections and requests. Running requests may finish
+within the drain time; then they are cancelled. A second SIGINT cancels them at once.
 """
 
 import asyncio
@@ -17,21 +17,22 @@ from kvarn.server.app import Service
 
 
 def listen(host: str, port: int, reader_seconds: float) -> socket.socket:
-    """Bound before the model is loaded, so that a port in use is known at once. Port 0 takes a free one."""
-    found = None
+    """Bind a socket. Call it before the model is loaded, so that a port in use is reported at once. Port 0 takes a free
+    port."""
+    listening = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, proto)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what was sent and is not taken ends a connection, also a closing one
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * min(reader_seconds, 1e6)))
-        found.bind(address)
+        listening = socket.socket(family, kind, proto)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # closes a connection whose client does not acknowledge data
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * min(reader_seconds, 1e6)))
+        listening.bind(address)
     except (OSError, OverflowError, UnicodeError) as error:
-        if found is not None:
-            found.close()
+        if listening is not None:
+            listening.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise KvarnError(f"cannot listen on {host} port {port}: {reason}") from None
-    return found
+    return listening
 
 
 def address_of(listening: socket.socket) -> str:
@@ -40,10 +41,10 @@ def address_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with our signals: its own would raise them again after the end."""
+    """Uvicorn with our signal handlers, because its own raise the signals again after the shutdown."""
 
     def __init__(self, service: Service, drain_seconds: float, started: Callable[[], None]) -> None:
-        # h11 and asyncio are what a plain install has; choosing them by name keeps behaviour the same everywhere.
+        # Every install has h11 and asyncio. Naming them makes the server behave the same everywhere.
         super().__init__(
             uvicorn.Config(
                 service.app(),
@@ -78,7 +79,7 @@ class Server(uvicorn.Server):
             self.force_exit = True
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Iterator[None]:  # overrides uvicorn's
         yield
 
 

@@ -1,8 +1,9 @@
-"""The engine's thread. HTTP hands it commands and gets updates back; neither waits for the other.
+"""The engine's thread. The event loop sends it commands and gets updates; neither waits for the other.
 
-A command is a function that runs between two steps. While nothing is to be done the thread sleeps. One step's updates
-cross to the event loop together. Jobs and faults are the runner's (`kvarn.jobs`); only a fault of the engine itself
-ends the thread: all calls end with it, and the server says that it is not healthy.
+A command is a function that runs between two steps. The thread sleeps while there are no requests. The
+updates of one step go to the event loop together. The runner (`kvarn.jobs`) handles jobs and the errors
+of single requests. Only an error of the engine itself ends the thread. Then all calls end with an error,
+and /health reports the failure.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ def dead() -> Refusal:
 
 
 class Submission(NamedTuple):
-    """One prompt to be answered."""
+    """One prompt of a call."""
 
     prompt: list[int]
     params: SamplingParams
@@ -40,7 +41,7 @@ class Submission(NamedTuple):
 
 
 class Ticket(Listener):
-    """A submission under way: updates on its job go to its place in an inbox. Used on the engine's thread."""
+    """Sends the updates of a submission's job to the inbox of its call. Used on the engine's thread."""
 
     def __init__(self, worker: "Worker", submission: Submission, inbox: Inbox, which: int) -> None:
         self.submission = submission
@@ -72,7 +73,7 @@ class Ticket(Listener):
         self._worker.post(self, update)
 
     def deliver(self, update: Update) -> None:
-        """On the event loop."""
+        """Called on the event loop."""
         self._inbox.put(self._which, update)
 
 
@@ -80,7 +81,7 @@ class Worker:
     def __init__(self, llm: LLM, metrics: Metrics) -> None:
         self.engine = llm.engine
         self.metrics = metrics
-        self.fault: Exception | None = None  # what ended the thread
+        self.fault: Exception | None = None  # the error that ended the thread
         self._runner = llm.runner
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._open: set[Ticket] = set()
@@ -96,8 +97,8 @@ class Worker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Cancel what is left and end the thread."""
-        if self._thread.ident is None:  # interrupted before it was started
+        """Cancel all open submissions and end the thread."""
+        if self._thread.ident is None:  # the server was interrupted before the thread started
             return
         self._commands.put(self._stop)
         self._thread.join()
@@ -108,7 +109,7 @@ class Worker:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Frees what it holds before the next step. Safe to call for one that has ended."""
+        """Cancel before the next step. Does nothing if the submission has ended."""
         self._commands.put(lambda: self._cancel(ticket))
 
     @property
@@ -118,7 +119,8 @@ class Worker:
     # -- on the engine's thread ----------------------------------------------------------------------------------
 
     def post(self, ticket: Ticket, update: Update) -> None:
-        """Send an update after the step. If another thread stepped (the LLM is used beside the server), wake ours."""
+        """Send an update after the step. Wake the engine's thread if another thread stepped, because another part of
+        the program uses the LLM."""
         self._outbox.append((ticket, update))
         if threading.get_ident() != self._thread.ident:
             self._commands.put(_nothing)
@@ -133,7 +135,7 @@ class Worker:
                 if self.engine.busy:
                     self._runner.step()
                 self._send()
-        except Exception as error:  # noqa: BLE001 (no caller may be left waiting)
+        except Exception as error:  # noqa: BLE001 (every call must get an error)
             log.error("the engine has failed: %s: %s", type(error).__name__, error)
             self.fault = error
             for ticket in self._open:
@@ -144,7 +146,7 @@ class Worker:
                 self._send()
 
     def _obey(self) -> None:
-        """All commands that are there; with nothing else to do, the next one, however long it takes to come."""
+        """Run all commands in the queue. If the engine has no requests, wait for a command first."""
         try:
             if not self.engine.busy:
                 self._commands.get()()
@@ -162,7 +164,7 @@ class Worker:
             ticket.job = self._runner.add(
                 submission.prompt, submission.params, submission.salt, priority=submission.priority, listener=ticket
             )
-        except Exception as error:  # noqa: BLE001 (a refusal, or a fault that is this request's alone)
+        except Exception as error:  # noqa: BLE001 (it fails this request only)
             self._open.discard(ticket)
             return ticket.put(error)
         return ticket.put(None)
@@ -181,7 +183,7 @@ class Worker:
             batch = [self._outbox.popleft() for _ in range(len(self._outbox))]
             try:
                 self._loop.call_soon_threadsafe(_deliver, batch)
-            except RuntimeError:  # the loop is closed: there is no one to send to
+            except RuntimeError:  # the event loop is closed
                 self._stopping = True
 
 

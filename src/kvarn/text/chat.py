@@ -1,8 +1,9 @@
-"""Chat templates: a list of messages becomes the prompt the model was trained on.
+"""Chat templates: turn a list of messages into the prompt format that the model was trained on.
 
-Contract: what transformers renders. A template comes with a model and is not trusted: it runs in a sandbox without
-access to the interpreter, and its errors are one line.
-Non-goals: bounding a template's time and memory; checking the shape of messages, which only the template knows.
+Contract: the result is what transformers renders. A template comes with a model file and is not
+trusted: it runs in a sandbox without access to the interpreter. Errors are one line.
+Non-goals: limits on a template's time and memory; the format of messages, which only the template
+knows.
 """
 
 import json
@@ -18,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvarn.errors import KvarnError
 
-MAX_SOURCE = 1 << 20  # characters; published templates have up to about 20,000
+MAX_SOURCE = 1 << 20  # characters; published templates have at most about 20,000
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -36,12 +37,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes <, >, & and ' for web pages; models were trained on the plain characters.
+    # Jinja's own filter escapes <, >, & and ' for web pages. Models were trained without these escapes.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Generation(Extension):
-    """{% generation %} marks what the model says, for training; here it only groups."""
+    """{% generation %} marks the model's own text for training. Here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by the base class)
 
@@ -81,10 +82,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """`variables` (tools, documents, enable_thinking, ...) are what the template's author provided for."""
-        given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
-        # transformers defines these two even if nothing was given, and templates rely on it.
-        names = {"tools": None, "documents": None} | self._tokens | variables | given
+        """`variables` are those that the template uses: tools, documents, enable_thinking, ..."""
+        arguments = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        # transformers always defines tools and documents, and templates rely on it.
+        names = {"tools": None, "documents": None} | self._tokens | variables | arguments
         try:
             return self._template.render(names)
         except jinja2.TemplateError as error:

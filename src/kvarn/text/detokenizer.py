@@ -1,7 +1,8 @@
 """Text from a stream of tokens.
 
-Contract: the strings that `push` and the final `flush` give, joined, equal `decode` of all the ids. No string ends
-within a character: bytes wait until the character is complete. Non-goals: words, stop strings.
+Contract: the joined results of `push` and of the final `flush` are equal to `decode` of all ids. A
+result never ends inside a character: its bytes are held back until it is complete. Non-goals: words,
+stop strings.
 """
 
 import codecs
@@ -12,7 +13,7 @@ from kvarn.text.tokenizer import Tokenizer
 
 class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False, after: Sequence[int] = ()) -> None:
-        """`after`: the prompt that the tokens continue. Without it a leading space is taken for SentencePiece's own."""
+        """`after`: the prompt before the tokens. Without it, a leading space is removed as SentencePiece's prefix."""
         self._pieces = tokenizer.pieces(special=special)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for id in after[-1:]:
@@ -22,5 +23,5 @@ class Detokenizer:
         return self._utf8.decode(self._pieces.push(id))
 
     def flush(self) -> str:
-        """The end: an incomplete character becomes U+FFFD."""
+        """Call at the end. An incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)

@@ -1,6 +1,7 @@
-"""From text to token ids, without beginning-of-sequence tokens: one class per kind of vocabulary, one method.
+"""Encoders: text to token ids, one class per kind of vocabulary.
 
-Contract: `encode(text, special)` with control tokens recognized only if `special`. Thread-safe. Non-goal: decoding.
+Contract: `encode(text, special)` recognizes control tokens only if `special`. Thread-safe. Non-goals:
+the BOS token, decoding.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Markers:
-    """Tokens that are matched as a whole: text, id, whether always, whether they swallow the white space after them."""
+    """Tokens that are matched as a whole in the text, before it is encoded. All lists have one entry per token."""
 
     texts: list[str]
     ids: list[int]
-    always: list[bool]
-    strips_right: list[bool]
+    always: list[bool]  # False: matched only if control tokens are asked for
+    strips_right: list[bool]  # the white space after the token is removed
 
 
 def utf8(text: str) -> bytes:
@@ -37,13 +38,13 @@ def utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise KvarnError(
-            f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at {error.start}, which is no character; "
-            "remove it or replace it by U+FFFD"
+            f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at {error.start}, which is not a "
+            "character: remove it or replace it by U+FFFD"
         ) from None
 
 
 class SentencePiece:
-    """Native, because `tokenizers` wants a list of merges, and to derive one from the scores takes seconds."""
+    """Native code, because `tokenizers` needs a list of merges, which takes seconds to derive from the scores."""
 
     def __init__(
         self, tokens: Sequence[str], scores: NDArray[np.float32], markers: Markers, space_prefix: bool, unknown: int
@@ -63,12 +64,12 @@ class SentencePiece:
         return self._native.encode(utf8(text), special)
 
 
-_ABSENT = "\0"  # cannot occur in a word: byte-level spelling has no control characters
+_ABSENT = "\0"  # cannot occur in a word, because the byte-level alphabet has no control characters
 
 
 class ByteLevel:
     def __init__(self, tokens: Sequence[str], merges: Sequence[str], markers: Markers, pre: str) -> None:
-        # A byte that no token spells is left out, but only after merging: its neighbours must not close ranks over it.
+        # A byte without a token is removed after merging, so that its neighbours do not merge with each other.
         self._absent = len(tokens)
         vocab = {token: id for id, token in enumerate(tokens)} | {_ABSENT: self._absent}
         pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -93,17 +94,17 @@ class ByteLevel:
 
 
 def unlocked(library: tokenizers.Tokenizer, text: str) -> list[int]:
-    """The library lets other threads run only while it encodes a batch."""
+    """Encode as a batch of one: the library releases the GIL only for batches."""
     ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
     return ids
 
 
 class TokenizerJson:
-    """What tokenizer.json says, through the library that defines the format."""
+    """Encodes with the `tokenizers` library, which defines the format of tokenizer.json."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
-        self._lock = Lock()  # whether control tokens are matched is a state of the library's object
+        self._lock = Lock()  # `encode_special_tokens` is a state of the library's object
 
     def encode(self, text: str, special: bool) -> list[int]:
         utf8(text)

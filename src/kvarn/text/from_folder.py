@@ -1,7 +1,7 @@
-"""A tokenizer from a folder as on the Hugging Face hub.
+"""Reads a tokenizer from a model folder in the format of the Hugging Face hub.
 
-Contract: tokenizer.json decides how text becomes tokens. tokenizer_config.json, special_tokens_map.json,
-generation_config.json and chat_template.jinja, where they exist, name the special tokens and the template.
+Contract: tokenizer.json defines how text becomes tokens. tokenizer_config.json, special_tokens_map.json,
+generation_config.json and chat_template.jinja are optional and give the special tokens and the template.
 Non-goal: tokenizers that are Python code.
 """
 
@@ -21,12 +21,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise KvarnError(f"{path.name} in the model's folder cannot be read ({error}): download it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise KvarnError(f"{path.name} in the model's folder is not a JSON object: download it again")
-    return found
+    return content
 
 
 def _open(path: Path) -> tokenizers.Tokenizer:
@@ -40,21 +40,21 @@ def _open(path: Path) -> tokenizers.Tokenizer:
 
 
 def _name(value: Any) -> str | None:
-    """A special token is written as its text or as a record that holds it."""
+    """The text of a special token. The file has either the text or an object with the text."""
     return value.get("content") if isinstance(value, dict) else value
 
 
 def _template(path: Path, config: dict[str, Any]) -> str | None:
     if (file := path / "chat_template.jinja").exists():
         return file.read_text("utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several by name
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several templates with names
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
 
 
 def _parts(section: dict[str, Any] | None, kind: str) -> list[dict[str, Any]]:
-    """The parts of a section of tokenizer.json that have this type; a section may be a sequence of parts."""
+    """The parts of a section of tokenizer.json that have this type. A section is one part or a sequence of parts."""
     if section is None:
         return []
     parts = section.get("decoders") or section.get("normalizers") or section.get("pretokenizers") or [section]
@@ -65,8 +65,8 @@ def _space_prefix(definition: dict[str, Any]) -> SpacePrefix:
     if _parts(definition.get("normalizer"), "Prepend"):
         return "always"
     for part in _parts(definition.get("pre_tokenizer"), "Metaspace"):
-        found: SpacePrefix = part.get("prepend_scheme", "always")
-        return found
+        scheme: SpacePrefix = part.get("prepend_scheme", "always")
+        return scheme
     return "never"
 
 

@@ -1,7 +1,7 @@
-"""A tokenizer from the metadata of a GGUF file.
+"""Makes a tokenizer from the metadata of a GGUF file.
 
-Contract: missing keys mean what llama.cpp takes them to mean; wrong ones are refused by name.
-Non-goal: reading the file.
+Contract: a missing key has llama.cpp's default. A wrong key is refused with its name. Non-goal: reading
+the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from kvarn.text.vocabulary import Vocabulary, end_ids
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-# llama.cpp matches these only where control tokens are asked for, even if the file does not call them control tokens.
+# llama.cpp matches these only when control tokens are asked for, even if the file does not mark them as control tokens.
 _NAMES = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
 <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
@@ -45,10 +45,10 @@ class _Keys:
 
     def numbers(self, name: str, dtype: Any, default: float) -> NDArray[Any]:
         value = self._metadata.get(f"tokenizer.ggml.{name}")
-        found = np.full(self.n_tokens, default, dtype) if value is None else np.asarray(value, dtype)
-        if found.shape != (self.n_tokens,):
-            raise KvarnError(f"tokenizer.ggml.{name} has shape {found.shape}, but there are {self.n_tokens} tokens")
-        return found
+        array = np.full(self.n_tokens, default, dtype) if value is None else np.asarray(value, dtype)
+        if array.shape != (self.n_tokens,):
+            raise KvarnError(f"tokenizer.ggml.{name} has shape {array.shape}, but there are {self.n_tokens} tokens")
+        return array
 
     def text(self, name: str, default: str = "") -> str:
         return str(self._metadata.get(f"tokenizer.ggml.{name}") or default)
@@ -59,7 +59,7 @@ class _Keys:
 
     def id(self, name: str, default: int | None = None) -> int | None:
         value = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
-        # Converters write -1 and its unsigned twin for "none".
+        # Converters write -1, signed or unsigned, for "none".
         return default if value is None else int(value) if 0 <= int(value) < self.n_tokens else None
 
 
@@ -67,13 +67,13 @@ def _ids(kinds: NDArray[Any], *wanted: int) -> frozenset[int]:
     return frozenset(np.flatnonzero(np.isin(kinds, wanted)).tolist())
 
 
-def _markers(tokens: Sequence[str], kinds: NDArray[Any], named: str) -> Markers:
+def _markers(tokens: Sequence[str], kinds: NDArray[Any], model_name: str) -> Markers:
     by_name = frozenset(id for id, token in enumerate(tokens) if token in _CONTROL_BY_NAME)
     ids = sorted(_ids(kinds, CONTROL, UNKNOWN, USER_DEFINED) | by_name)
     texts = [tokens[id] for id in ids]
     always = [int(kinds[id]) == USER_DEFINED and id not in by_name for id in ids]
-    # Phi-3 was trained on templates whose line breaks after a control token are dropped.
-    phi3 = any(name in named.lower() for name in ("phi-3", "phi3"))
+    # Phi-3 was trained without the line breaks that its template has after control tokens.
+    phi3 = any(name in model_name.lower() for name in ("phi-3", "phi3"))
     strips = [phi3 and text not in ("<unk>", "<s>", "<|endoftext|>") for text in texts]
     return Markers(texts, ids, always, strips)
 

@@ -1,8 +1,9 @@
-"""How a text is cut into words before byte-level BPE merges inside them, by the name a GGUF file gives.
+"""Pre-tokenizers: they cut a text into words, inside which byte-level BPE then merges.
 
-Contract: the words are llama.cpp's. Each entry is a sequence of patterns; every pattern cuts the pieces that the one
-before it left, so that look-ahead never sees past a cut. What no pattern matches stays a piece of its own.
-Non-goal: normalization, which llama.cpp does not do for these vocabularies.
+Contract: the words are those of llama.cpp for the same `tokenizer.ggml.pre`. An entry is a sequence of
+patterns. Each pattern cuts the pieces that the previous pattern left, so look-ahead never sees past a
+cut. Text that no pattern matches becomes a piece too. Non-goal: normalization, which llama.cpp does not
+do for these vocabularies.
 """
 
 from functools import cache
@@ -12,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 from kvarn.errors import KvarnError
 from kvarn.text.unicode151 import LETTERS, NUMBERS, PUNCTUATION
 
-# Case is spelled out: (?i) would also match U+017F, the long s.
+# Both cases are listed, because (?i) would also match U+017F, the long s.
 _CONTRACTION = r"'s|'t|'re|'ve|'m|'ll|'d"
 _CONTRACTION_ANY_CASE = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 _GPT2 = rf"{_CONTRACTION}| ?<L>+| ?<N>+| ?[^\s<L><N>]+|\s+(?!\S)|\s+"
@@ -29,10 +30,10 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "qwen2": (_cl100k_like(r"<N>"),),
     "smollm": (r"<N>", _GPT2),
 }
-# Names for the same thing.
+# Other names of the same pattern.
 PATTERNS |= {"llama3": PATTERNS["llama-bpe"], "llama-v3": PATTERNS["llama-bpe"]}
 
-# Words that are a token are taken whole, whatever the merges would make of them.
+# A word that is a token is used as it is, even if the merges give other tokens.
 IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 
@@ -43,7 +44,7 @@ def _members(table: str) -> str:
 
 @cache
 def _classes() -> dict[str, str]:
-    # Nested classes, so that <L> reads the same on its own and inside brackets.
+    # Classes may be nested, so <L> works alone and inside brackets.
     return {"<L>": f"[{_members(LETTERS)}]", "<N>": f"[{_members(NUMBERS)}]", "<P>": f"[{_members(PUNCTUATION)}]"}
 
 

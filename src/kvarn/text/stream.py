@@ -1,7 +1,7 @@
-"""Text as it is written, token by token, with stop strings.
+"""The text of an answer, token by token, with stop strings.
 
-Nothing is handed out that could still turn out to be the beginning of a stop string, and nothing of one ever is. One
-thread may take while another one pushes: what is certain does not change any more.
+`take` never returns a part of a stop string. It holds back text that could still be the beginning of
+one. One thread may take while another thread pushes, because text that `take` may return never changes.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from kvarn.text.tokenizer import Tokenizer
 
 class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
-        self.text = ""  # complete up to the stop string, if there was one
+        self.text = ""  # ends before the stop string, if there was one
         self._stop = tuple(stop)
         self._detokenizer = Detokenizer(tokenizer, after=prompt)
-        self._certain = 0  # characters of the text that nothing takes back; set after the text
+        self._certain = 0  # characters that can no longer change; set after the text
         self._taken = 0
         self._closed = False
 
     def push(self, token: int) -> bool:
-        """Add a token; True when a stop string has appeared (the text then ends before it)."""
+        """Add a token. True if the text has reached a stop string; it then ends before the stop string."""
         return self._add(self._detokenizer.push(token))
 
     def close(self) -> None:
-        """No more tokens will come: what was held back is text."""
+        """There are no more tokens, so the text that was held back is certain."""
         if not self._closed:
             self._add(self._detokenizer.flush())
             self._closed = True
@@ -32,12 +32,12 @@ class TextStream:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to take."""
+        """Whether `take` would return text."""
         return self._certain > self._taken
 
     def take(self) -> str:
-        """What has become certain since the last call."""
-        end = self._certain  # before the text is read, which may grow meanwhile
+        """The text that has become certain since the last call."""
+        end = self._certain  # read before the text, which may grow at the same time
         piece, self._taken = self.text[self._taken : end], end
         return piece
 
@@ -47,15 +47,15 @@ class TextStream:
         longest = max((len(stop) for stop in self._stop), default=0)
         start = max(len(self.text) - longest, 0)
         self.text += piece
-        found = [at for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
+        stops = [at for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
+        if stops:
+            self.text = self.text[: min(stops)]
             self._closed = True
         self._certain = max(self._certain, len(self.text) - (0 if self._closed else self._held()))
-        return bool(found)
+        return bool(stops)
 
     def _held(self) -> int:
-        """Characters at the end that could begin a stop string."""
+        """Number of characters at the end of the text that could begin a stop string."""
         return max((self._overlap(stop) for stop in self._stop), default=0)
 
     def _overlap(self, stop: str) -> int:

@@ -1,12 +1,12 @@
 """The tokenizer of a model: text to token ids and back.
 
-Contract: immutable and thread-safe. `encode` of a GGUF vocabulary gives what llama.cpp gives; `decode(encode(text))` is
-the text if it has no control tokens (but SentencePiece cannot tell U+2581 from a space). Control tokens in a text are
-recognized only on request, so that what a user types cannot open a turn.
-Non-goals: chat templates (chat.py), appending an end-of-sequence token, truncation, batches.
+Contract: immutable and thread-safe. With a GGUF vocabulary, `encode` gives the ids that llama.cpp gives.
+`decode(encode(text))` is the text if it has no control tokens; but SentencePiece turns U+2581 into a
+space. `encode` recognizes control tokens in a text only if `special`, so that a user's text cannot start
+a turn. Non-goals: chat templates (chat.py), an end-of-sequence token, truncation, batches.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from kvarn.text import from_folder, from_gguf
 from kvarn.text.encoders import Encoder
 from kvarn.text.token_bytes import TokenBytes
 from kvarn.text.vocabulary import Vocabulary
+
+Prompt = str | Sequence[int]  # text, or token ids
 
 
 class Tokenizer:
@@ -23,32 +25,32 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """From the `tokenizer.*` keys of a GGUF file (and `general.name`). Arrays may be lists or NumPy arrays."""
+        """From the `tokenizer.*` keys and `general.name` of a GGUF file. Arrays may be lists or NumPy arrays."""
         return cls(*from_gguf.read(metadata))
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
-        """From tokenizer.json and the files beside it, as models are published on the Hugging Face hub."""
+        """From a model folder with tokenizer.json, in the format of the Hugging Face hub."""
         return cls(*from_folder.read(Path(path)))
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
-        """`bos=None`: what the model says. A BOS that the text brings along (`special`) is not doubled."""
+        """`bos=None`: as the model defines it. BOS is not added if the text already begins with it."""
         ids = self._encoder.encode(text, special)
-        wanted = self.add_bos if bos is None else bos
-        if wanted and self.bos_id is not None and ids[:1] != [self.bos_id]:
+        add_bos = self.add_bos if bos is None else bos
+        if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Bytes that are not UTF-8 become U+FFFD; control tokens are shown only if `special`."""
+        """Bytes that are not UTF-8 become U+FFFD. Control tokens appear only if `special`."""
         return b"".join(map(self.pieces(special=special).push, ids)).decode("utf-8", "replace")
 
     def pieces(self, *, special: bool = False) -> TokenBytes:
-        """The bytes that `decode` is made of, one token after the other."""
+        """A stream of the bytes that `decode` joins, token by token."""
         return TokenBytes(self._vocabulary, special)
 
     def token_bytes(self, id: int) -> bytes:
-        """What the token spells, wherever it stands; a control token spells its name."""
+        """The bytes of the token, independent of its place in a text. Those of a control token are its name."""
         return self._vocabulary.bytes_of(id)
 
     @property
@@ -61,17 +63,12 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every token that ends a turn. The model's own end-of-sequence token comes first."""
+        """All tokens that end a turn. The model's end-of-sequence token comes first."""
         return self._vocabulary.eos_ids
 
     @property
     def add_bos(self) -> bool:
         return self._vocabulary.add_bos
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Control tokens: `decode` hides them, `encode` finds them only with `special=True`."""
-        return self._vocabulary.control
 
     @property
     def chat_template(self) -> str | None:

@@ -1,7 +1,8 @@
 """Unicode 15.1: which code points are letters, numbers and punctuation (general categories L, N, P).
 
-Pre-tokenizers split words by these. They are written out because a regex library brings the tables of whatever Unicode
-version it was built with, and then the same text gives other tokens. Made by scripts/unicode_ranges.py; do not edit.
+Pre-tokenizers split words by these classes. They are listed here because the tables of a regex library
+depend on its Unicode version, and other tables give other tokens. scripts/unicode_ranges.py wrote this
+file; do not edit it.
 """
 
 LETTERS = """

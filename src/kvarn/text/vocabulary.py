@@ -1,6 +1,6 @@
-"""What a tokenizer knows about its tokens apart from how text becomes tokens.
+"""The tokens of a model and their properties.
 
-Contract: a frozen record, the same whether it came from a GGUF file or from a folder; checked once, here.
+Contract: a frozen record that does not depend on its source (a GGUF file or a folder). It checks itself.
 Non-goals: encoding, reading files.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvarn.errors import KvarnError
 
-# Control tokens that end a turn although the model's end-of-sequence token is another one.
+# These control tokens also end a turn, even if the model's end-of-sequence token is another one.
 END_OF_TURN = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -25,7 +25,7 @@ END_OF_TURN = (
     "</s>",
 )
 
-# Where encoding puts a space before text: nowhere, before the first text, or also after every token matched as a whole.
+# Where encoding adds a space: nowhere, before the first text, or also after every token that is matched as a whole.
 SpacePrefix = Literal["never", "first", "always"]
 
 
@@ -33,9 +33,9 @@ SpacePrefix = Literal["never", "first", "always"]
 class Vocabulary:
     tokens: Sequence[str]
     spelled: Callable[[str], bytes]  # text of an ordinary token -> its bytes
-    control: frozenset[int]  # hidden in text; matched in text only on request
-    plain: frozenset[int]  # matched as a whole in any text, and spelled as written
-    unused: frozenset[int] = frozenset()  # spell nothing
+    control: frozenset[int]  # `encode` and `decode` use them only if `special`
+    plain: frozenset[int]  # matched as a whole in any text; their bytes are their text
+    unused: frozenset[int] = frozenset()  # they have no bytes
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     add_bos: bool = False
@@ -43,12 +43,11 @@ class Vocabulary:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        known = (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,)))
-        for id in known:
+        for id in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
             if not 0 <= id < len(self.tokens):
                 raise KvarnError(f"special token id {id} is outside the vocabulary of {len(self.tokens)} tokens")
         if self.add_bos and self.bos_id is None:
-            raise KvarnError("the model wants a BOS token and names none: set its bos_token_id or clear add_bos_token")
+            raise KvarnError("the model adds a BOS token but has none: set its bos_token_id or clear add_bos_token")
 
     def check(self, id: int) -> int:
         if not 0 <= id < len(self.tokens):
@@ -63,9 +62,9 @@ class Vocabulary:
 
 
 def end_ids(tokens: Sequence[str], control: frozenset[int], named: Sequence[int | None]) -> tuple[int, ...]:
-    """The ids the model names, then control tokens that are known to end a turn; each once."""
+    """The ids that the model names, then the control tokens of END_OF_TURN, without duplicates."""
     texts = {tokens[id]: id for id in control if id < len(tokens)}
-    if "<|return|>" in texts:  # in this dialogue format <|end|> closes a message, not the turn
+    if "<|return|>" in texts:  # in this chat format <|end|> ends a message, not the turn
         texts.pop("<|end|>", None)
     candidates = [*named, *(texts.get(text) for text in END_OF_TURN)]
     return tuple(dict.fromkeys(id for id in candidates if id is not None))

@@ -1,4 +1,4 @@
-"""The reference backend: NumPy, slow, obviously right. It ships, and is the oracle for every other backend."""
+"""The reference backend: simple NumPy code, slow, and the oracle for every other backend."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def open_backend(threads: int | None) -> Reference:
 
 
 def allocate(nbytes: int) -> NDArray[np.uint8]:
-    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)  # pages are backed by memory when they are first written
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)  # the system backs a page when it is first written
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 

@@ -1,12 +1,13 @@
 """Reference attention over Store and Table.
 
-One row's bits depend on its own query, on the keys it may see and on nothing else: not on the other rows of the batch
-or the chunk, not on where blocks lie, not on their size. Every sum is one of kvarn.arithmetic's, in ascending position:
+The bits of a row depend only on its query and on the keys that it may see. They do not depend on the
+other rows of the step, or on the place and size of the blocks. Every sum is one of kvarn.arithmetic, in
+ascending position:
 
     s = q . k * scale        m = max s        p = exp(s - m)        out = sum(p v) / sum(p)
 
-Keys that a row may not see are left out of its sums, so that what they hold does not matter. int8 scales multiply
-scores and fold into probabilities; all else is f32. Non-goal: speed.
+The sums leave out the keys that a row may not see, so the content of these keys has no effect. int8 K
+scales multiply s, and V scales multiply p. Everything else is f32. Non-goal: speed.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ from kvarn.backends.host import Store, Table
 from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.spec import LayerSpec
 
-ROWS = 64  # queries at a time: bounds what scores take in memory
+ROWS = 64  # queries per block: limits the memory for scores
 
 
 def prefill(q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
@@ -31,7 +32,7 @@ def prefill(q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float
 
 
 def decode(q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
-    """A decode is the prefill kernel's row."""
+    """Computes the same bits as the same row in `prefill`."""
     store.counters.calls["decode"] += 1
     new = np.diff(table.q_start)
     for row in np.flatnonzero(new == 1):
@@ -43,7 +44,7 @@ def _attend_sequence(
 ) -> None:
     start, stop = int(table.q_start[row]), int(table.q_start[row + 1])
     length = int(table.kv_len[row])
-    if not length:  # an empty sequence has nothing to attend to
+    if not length:  # no keys
         out[start:stop] = 0
         return
     first = length - (stop - start)  # position of the first query
@@ -54,9 +55,9 @@ def _attend_sequence(
 
 
 class _Staged:
-    """The keys and values that some row of this step may see, widened, in ascending position.
+    """The keys and values that the rows of this step may see, decoded to f32, in ascending position.
 
-    Cells that are not visible are not read: they may hold anything, NaN included."""
+    Other cells are not read, because they may hold anything, for example NaN."""
 
     def __init__(self, store: Store, table: Table, spec: LayerSpec, row: np.intp, first: int) -> None:
         length = int(table.kv_len[row])
@@ -65,7 +66,7 @@ class _Staged:
         pos = (table.first[row, :n, None] + slot).ravel()
         block = np.repeat(table.blocks[row, :n], len(slot))
         slot = np.tile(slot, n)
-        wanted = (pos < length) & spec.visible(np.maximum(pos, first), pos)  # the first row to see it, if any does
+        wanted = (pos < length) & spec.visible(np.maximum(pos, first), pos)  # if any row sees a key, the first one does
         everything = np.arange(length)
         assert wanted.sum() == spec.visible(np.maximum(everything, first), everything).sum(), "a visible key is missing"
         self.pos, block, slot = pos[wanted], block[wanted], slot[wanted]
@@ -84,19 +85,19 @@ class _Staged:
 
 
 def _attend_rows(rows: Floats, first: int, keys: _Staged, spec: LayerSpec, scale: np.float32) -> Floats:
-    """Queries [T, n_heads, dim] at positions first and on."""
+    """Queries [T, n_heads, dim] at positions first, first + 1, ..."""
     used = slice(0, int(np.searchsorted(keys.pos, first + len(rows))))
     heads, group = len(keys.k), rows.shape[1] // len(keys.k)
     q = rows.reshape(len(rows), heads, group, -1).transpose(1, 2, 0, 3)  # [head, group, T, dim]
     seen = spec.visible((first + np.arange(len(rows)))[:, None], keys.pos[used])  # [T, keys]
     seen = np.tile(seen, (group, 1))  # [group * T, keys]
 
-    with np.errstate(invalid="ignore", over="ignore"):  # keys that are not finite poison the rows that see them, only
+    with np.errstate(invalid="ignore", over="ignore"):  # a key that is not finite affects only the rows that see it
         s = dots(q.reshape(heads, group * len(rows), -1), keys.k[:, used]) * scale  # [head, group * T, keys]
         if keys.k_scale is not None:
             s *= keys.k_scale[:, None, used]
         s = np.where(seen, s, np.float32(-np.inf))
-        m = s.max(-1, keepdims=True)  # of keys that are all -infinity it is 0: then so is every p
+        m = s.max(-1, keepdims=True)  # if it is -infinity, use 0: then every p is 0
         p = exp((s - np.where(np.isneginf(m), np.float32(0), m)).astype(np.float64)).astype(np.float32)
         denominator = weigh(p, seen, np.ones((heads, p.shape[-1], 1), np.float32))
         if keys.v_scale is not None:

@@ -1,7 +1,4 @@
-"""Encoding this step's keys and values into place.
-
-A write touches the cells that the table names and no others. Bytes are counted here, where they move.
-"""
+"""Encodes this step's keys and values and writes them into the cells that the table names."""
 
 from typing import Any
 
@@ -36,5 +33,5 @@ def encode(x: Floats, store: Store) -> Encoded:
 
 
 def repeat_heads(x: NDArray[Any], copies: int) -> NDArray[Any]:
-    """Each head (axis 1) `copies` times in a row: what query heads of one group see."""
+    """Repeat each head (axis 1) `copies` times, once per query head of its group."""
     return x if copies == 1 else np.repeat(x, copies, axis=1)

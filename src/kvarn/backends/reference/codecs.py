@@ -1,8 +1,11 @@
-"""What the bytes of each codec mean.
+"""The meaning of the bytes of each codec.
 
-`define` is the codec written in NumPy, obviously right, and the oracle for `encode`, the native routine that every
-write of the host backends uses: a cell's bits are part of the contract, so one place makes them. `widen` is exact. A
-codec with scales keeps one f32 per row: a cell's value is widen(cell) * scale.
+    define    the codec in simple NumPy code; tests compare `encode` with it
+    encode    the native routine that the writes of the host backends use
+    widen     cells to f32, exactly
+
+The bits of a cell are part of the contract, so only `encode` makes them. A codec with scales has one
+f32 per row, and the value of a cell is widen(cell) * scale.
 """
 
 from typing import NamedTuple, Protocol
@@ -27,8 +30,6 @@ class Definition(Protocol):
 
 
 class F32:
-    """The value itself."""
-
     def define(self, x: Floats) -> Encoded:
         return Encoded(x, None)
 
@@ -55,7 +56,7 @@ class F16:
 
 
 class BF16:
-    """The upper half of an f32, rounded half to even. NumPy has no such type, so a cell is a uint16."""
+    """The upper half of an f32, rounded half to even. NumPy has no bf16, so a cell is a uint16."""
 
     def define(self, x: Floats) -> Encoded:
         bits = x.view(np.uint32).astype(np.uint64)
@@ -73,10 +74,9 @@ class BF16:
 
 
 class Int8:
-    """scale = amax / 127 as f32 per row, cells rounded half to even, a zero vector has scale 0.
+    """scale = amax / 127 in f32, one per row. Cells are rounded half to even. A zero vector has scale 0.
 
-    A vector with an infinity or a NaN in it gets scale NaN, so that it decodes to NaN rather than to something
-    plausible."""
+    A vector that contains an infinity or a NaN has scale NaN, so that all of it decodes to NaN."""
 
     def define(self, x: Floats) -> Encoded:
         amax = np.abs(x).max(-1)

@@ -1,4 +1,4 @@
-"""The oracle: dense masked attention in float64. No cache, no tiles, no tricks."""
+"""The oracle of attention: dense, masked, in float64, without a cache."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvarn.cache.spec import LayerSpec
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], spec: LayerSpec, scale: float, first: int = 0) -> Doubles:
     """q [T, n_heads, dim] at positions first.., k and v [L, n_kv_heads, dim] at positions 0.. -> [T, n_heads, v's dim].
 
-    A key that a query may not see does not reach it, whatever it holds."""
+    The content of a key that a query may not see has no effect on it."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     k, v = repeat_heads(k, spec.group), repeat_heads(v, spec.group)  # [L, n_heads, dim]
     out = np.zeros((*q.shape[:2], v.shape[-1]))

@@ -1,7 +1,7 @@
-"""The operations in NumPy: every call computes at once.
+"""The operations in NumPy. Every call computes at once.
 
-Exact in the sense of docs/design.md: a row's bits do not depend on the rows beside it. Sums and elementary functions
-are kvarn.arithmetic's; all else is single IEEE operations on elements.
+The bits of a row do not depend on the other rows (docs/design.md). Sums and elementary functions are
+those of kvarn.arithmetic. Everything else is single IEEE operations on elements.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from kvarn.native import Pool
 
 
 class ReferenceOps:
-    """One step, already applied to the memory: `tokens` at its positions, logits for the rows in `rows`."""
+    """The operations of one step, which the memory has already applied. Logits are computed for `rows` only."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ReferenceOps:
         self._tokens = tokens
         self._rows = rows
         self._pool = pool
-        self.hidden = np.empty(0, np.float32)  # what the logits are made of
+        self.hidden = np.empty(0, np.float32)  # [rows, hidden] the input of the logits
 
     def embed(self, weight: str, scale: float = 1.0) -> Floats:
         x = self._weights[weight][self._tokens]
@@ -80,7 +80,7 @@ def silu(x: Floats) -> Floats:
 
 
 def gelu(x: Floats) -> Floats:
-    """The tanh approximation; 0.5 (1 + tanh z) is 1 / (1 + exp(-2 z))."""
+    """The tanh approximation, computed as 0.5 (1 + tanh z) = 1 / (1 + exp(-2 z))."""
     wide = x.astype(np.float64)
     inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
     return (wide / (1 + exp(-2 * inner))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A model on the reference backend: f32 weights in memory, its forward function called anew for each step."""
+"""A model on the reference backend: f32 weights, and a call of the model's forward function for each step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from kvarn.backends.host import HostLogits, HostMemory
 from kvarn.backends.reference.ops import ReferenceOps
 from kvarn.cache.step import Step
 from kvarn.errors import KvarnError
-from kvarn.models.architectures import forward_of
 from kvarn.models.config import ModelConfig
+from kvarn.models.families import family_of
 from kvarn.native import Pool
 
 
@@ -27,7 +27,7 @@ class ReferenceProgram:
         self.config = config
         self._weights = weights
         self._pool = pool or Pool(1)
-        self._forward = forward or forward_of(config.architecture)
+        self._forward = forward or family_of(config).forward
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +35,7 @@ class ReferenceProgram:
 
     @property
     def workspace(self) -> int:
-        return 0  # arrays are made anew in every step
+        return 0  # every step allocates its own arrays
 
     def run(self, memory: HostMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> HostLogits:
         return HostLogits(self._compute(memory, step, tokens, wanted)[0])
@@ -57,7 +57,7 @@ class ReferenceProgram:
         return ReferenceOps(self._weights, self.config.norm_eps, memory, ids, rows, self._pool)
 
     def trace(self, on: bool) -> None:
-        raise KvarnError("a trace comes from the native program's timers: use the cpu backend")
+        raise KvarnError("the reference backend cannot trace: use the cpu backend")
 
     def timings(self) -> list[Span]:
         return []

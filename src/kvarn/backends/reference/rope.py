@@ -1,6 +1,6 @@
-"""Rotary position embedding, pairs (i, i + dim/2).
+"""Rotary position embedding, in pairs (i, i + dim/2).
 
-Keys are rotated at their absolute position before they are stored, so a ring that wraps has nothing to rotate again.
+A key is rotated by its absolute position before it is stored, so a ring that wraps rotates nothing again.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from kvarn.models.rope import frequencies, magnitude
 
 
 def apply(x: Floats, positions: NDArray[Any], rope: Rope) -> Floats:
-    """x [T, heads, head_dim] at positions [T]; dimensions past rope.dim are left alone."""
+    """Rotate x [T, heads, head_dim] by positions [T]. Dimensions from rope.dim on do not change."""
     angle = positions.astype(np.float64)[:, None, None] * frequencies(rope)  # [T, 1, dim / 2]
     scale = magnitude(rope)
     sin, cos = ((scale * x).astype(np.float32) for x in sin_cos(angle))

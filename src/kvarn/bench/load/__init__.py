@@ -1,1 +1,1 @@
-"""Load for any server that speaks OpenAI's protocol, ours or another's: what is asked, what comes back, the sums."""
+"""A load generator for servers with OpenAI's API: the requests, a client, and a summary."""

@@ -1,4 +1,7 @@
-"""One streamed request over a connection of its own, with the time of every piece. HTTP/1.1 by h11 on asyncio."""
+"""A client that sends one streamed request per connection and records the time of every piece of text.
+
+HTTP/1.1 with h11 on asyncio.
+"""
 
 import asyncio
 import json
@@ -7,19 +10,19 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import h11
 
+from kvarn.bench.http import authorization, error_message, parse_address, request_json
 from kvarn.errors import KvarnError
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are seconds of time.perf_counter."""
+    """The result of one request. Times are seconds of time.perf_counter."""
 
     start: float
-    pieces: list[float] = field(default_factory=list)  # when text arrived
+    pieces: list[float] = field(default_factory=list)  # arrival times of pieces of text
     end: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -32,7 +35,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token behind the first."""
+        """Mean seconds per output token after the first."""
         return (self.pieces[-1] - self.pieces[0]) / max(self.output_tokens - 1, 1)
 
     @property
@@ -42,31 +45,25 @@ class Outcome:
 
 class Target:
     def __init__(self, url: str, api_key: str | None) -> None:
-        self._url: SplitResult = urlsplit(url if "://" in url else f"http://{url}")
-        if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise KvarnError(f"--url {url}: give it as http://HOST:PORT")
-        self._path = self._url.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Host": self._url.netloc, "Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self.address = parse_address(url)
+        self._api_key = api_key
+        self._headers = {"Host": self.address.authority, "Content-Type": "application/json", **authorization(api_key)}
 
-    async def models(self) -> list[str]:
-        """Names that the server gives; an error in one line if it cannot be asked."""
-        status, text = 0, b""
-        async for kind, data in self._exchange("GET", "/v1/models", b""):
-            status, text = (int(data), text) if kind == "status" else (status, text + data)
+    def models(self) -> list[str]:
+        """The names that the server lists."""
+        answer = request_json(self.address, "GET", "/v1/models", api_key=self._api_key)
         try:
-            return [str(model["id"]) for model in json.loads(text)["data"]]
-        except (ValueError, KeyError, TypeError):
-            told = f"answers {status}, not a list of models{_message(text)}"
-            hint = "; give a key with --api-key" if status == 401 else ""
-            raise KvarnError(f"{self._url.geturl()}: /v1/models {told}{hint}") from None
+            return [str(model["id"]) for model in answer["data"]]
+        except (KeyError, TypeError):
+            raise KvarnError(
+                f"{self.address}/v1/models answered no list of models: give the name with --model"
+            ) from None
 
     async def ask(self, body: dict[str, Any]) -> Outcome:
         outcome = Outcome(time.perf_counter())
         status, rest = 0, b""
         try:
-            async for kind, data in self._exchange("POST", "/v1/completions", json.dumps(body).encode()):
+            async for kind, data in self._exchange("/v1/completions", json.dumps(body).encode()):
                 if kind == "status":
                     status = int(data)
                     continue
@@ -79,23 +76,22 @@ class Target:
             outcome.error = str(error)
         outcome.end = time.perf_counter()
         if status not in (0, 200):
-            outcome.error = f"status {status}{_message(rest)}"
+            outcome.error = f"status {status} ({error_message(rest)})"
         elif outcome.error is None and not outcome.pieces:
             outcome.error = "no text"
         return outcome
 
-    async def _exchange(self, method: str, path: str, body: bytes) -> AsyncIterator[tuple[str, bytes]]:
+    async def _exchange(self, path: str, body: bytes) -> AsyncIterator[tuple[str, bytes]]:
         """("status", digits), then ("data", bytes) as they arrive."""
-        secure = ssl.create_default_context() if self._url.scheme == "https" else None
-        port = self._url.port or (443 if secure else 80)
+        secure = ssl.create_default_context() if self.address.secure else None
         try:
-            reader, writer = await asyncio.open_connection(self._url.hostname, port, ssl=secure)
+            reader, writer = await asyncio.open_connection(self.address.host, self.address.port, ssl=secure)
         except OSError as error:
-            raise KvarnError(f"{self._url.geturl()} does not answer: {error.strerror or error}") from None
+            raise KvarnError(f"{self.address} does not answer: {error.strerror or error}") from None
         try:
             connection = h11.Connection(h11.CLIENT)
             headers = [*self._headers.items(), ("Content-Length", str(len(body)))]
-            request = h11.Request(method=method, target=self._path + path, headers=headers)
+            request = h11.Request(method="POST", target=self.address.root + path, headers=headers)
             sent = (request, h11.Data(data=body), h11.EndOfMessage())
             writer.write(b"".join(part for event in sent if (part := connection.send(event))))
             await writer.drain()
@@ -112,16 +108,8 @@ class Target:
             writer.close()
 
 
-def _message(answer: bytes) -> str:
-    """What an error says, if it has OpenAI's shape."""
-    try:
-        return f" ({json.loads(answer)['error']['message'][:200]})"
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
 def _take(outcome: Outcome, line: bytes, now: float) -> None:
-    """One line of the stream."""
+    """Add one line of the stream to the outcome."""
     if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
         return
     try:
@@ -133,7 +121,7 @@ def _take(outcome: Outcome, line: bytes, now: float) -> None:
         outcome.error = str(event["error"].get("message", "an error"))[:200]
     if any(choice.get("text") or choice.get("finish_reason") for choice in event.get("choices", ())):
         outcome.pieces.append(now)
-        outcome.output_tokens += not event.get("usage")  # unless the server counts: one token per piece
+        outcome.output_tokens += not event.get("usage")  # one token per piece, unless the server reports usage
     if usage := event.get("usage"):
         outcome.prompt_tokens = usage.get("prompt_tokens") or 0
         outcome.output_tokens = usage.get("completion_tokens") or 0

@@ -1,4 +1,4 @@
-"""The sums of a load run: rates, times, and how many requests were served well enough."""
+"""The summary of a load run: rates, times, and goodput (the requests that met the goal)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

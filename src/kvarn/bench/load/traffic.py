@@ -1,4 +1,4 @@
-"""Traffic: what is asked, and when. The same seed gives the same prompts and the same arrivals."""
+"""Traffic: the requests and their arrival times. The same seed gives the same requests and times."""
 
 import asyncio
 import random
@@ -9,21 +9,21 @@ from typing import Any
 from kvarn.bench.load.client import Outcome, Target
 from kvarn.errors import KvarnError
 
-IDS = range(64, 256)  # ordinary tokens in every vocabulary that we know
+IDS = range(64, 256)  # ordinary tokens in every vocabulary that kvarn supports
 WORDS = ("time", "year", "people", "way", "day", "thing", "life", "child", "world", "school", "state", "group")
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     requests: int
-    rate: float | None  # arrivals per second, at random; None: as fast as `concurrency` allows
-    concurrency: int | None  # most under way at once; None: any number
+    rate: float | None  # mean arrivals per second, at random times; None: as fast as `concurrency` allows
+    concurrency: int | None  # most requests at the same time; None: no limit
     input_len: int
     output_len: int
     shared_prefix_len: int = 0
     seed: int = 0
-    as_text: bool = False  # words instead of token ids, for servers that take no ids
-    ignore_eos: bool = True  # an extension; without it answers may be shorter
+    as_text: bool = False  # words instead of token ids, for servers that do not accept ids
+    ignore_eos: bool = True  # not in OpenAI's API; without it answers may be shorter
 
     def __post_init__(self) -> None:
         for name in ("requests", "input_len", "output_len"):
@@ -55,7 +55,7 @@ class Traffic:
             yield body
 
     def pauses(self) -> Iterator[float]:
-        """Seconds before each arrival: a Poisson process."""
+        """Seconds before each arrival, as in a Poisson process."""
         rng = random.Random(self.seed + 1)
         while True:
             yield 0.0 if self.rate is None else rng.expovariate(self.rate)

@@ -1,4 +1,4 @@
-"""Peers to stand beside kvarn in a benchmark: llama.cpp through llama-cpp-python, or any OpenAI-compatible server."""
+"""Peers that a benchmark compares kvarn with: llama-cpp-python, or a server with OpenAI's API."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from kvarn.errors import KvarnError
 from kvarn.loading.pull import resolve
 
 LLAMA_CPP = "llama-cpp-python"
-PYTHON = "KVARN_PEER_PYTHON"  # names the interpreter that has the peer: peers live in environments of their own
+PYTHON = "KVARN_PEER_PYTHON"  # environment variable: the Python interpreter in which llama-cpp-python is installed
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def connect(
     if against == LLAMA_CPP:
         path = resolve(model)
         if path.suffix != ".gguf":
-            raise KvarnError(f"{LLAMA_CPP} reads .gguf files and {path.name} is none")
+            raise KvarnError(f"{LLAMA_CPP} reads only .gguf files, and {path.name} is not one")
         peer = LlamaCpp(python or os.environ.get(PYTHON) or sys.executable, path, threads, chunk, cases)
     elif "://" in against:
         peer = Server(against, vocab_size, max(case.context for case in cases))

@@ -1,7 +1,7 @@
-"""llama.cpp as the subject of a benchmark, through llama-cpp-python in an interpreter of its own.
+"""llama.cpp as the subject of a benchmark, through llama-cpp-python in another Python interpreter.
 
-It gets its best setting: each case is tried once with every type of KV cache and with flash attention on and off, and
-the fastest is measured.
+Each case is first tried with every KV cache type, with and without flash attention. The fastest setting
+is then measured.
 """
 
 import json
@@ -20,9 +20,9 @@ SETTINGS = (
     {"type": "f16", "flash": False},
     {"type": "bf16", "flash": True},
     {"type": "bf16", "flash": False},
-    {"type": "q8_0", "flash": True},  # it takes quantized values with flash attention only
+    {"type": "q8_0", "flash": True},  # llama.cpp supports quantized V only with flash attention
 )
-TRIAL = 16  # tokens generated in a trial
+TRIAL = 16  # most tokens to generate in a trial
 
 
 class LlamaCpp:
@@ -34,13 +34,14 @@ class LlamaCpp:
         self.setting: dict[str, Any] = {}
         self.last: Case | None = None
         self.python = python
-        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        self.stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
+        pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(
-                [python, "-I", str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
+                [python, "-I", str(worker)], stdin=pipe, stdout=pipe, stderr=self.stderr, text=True
             )
         except OSError as error:
-            self.said.close()
+            self.stderr.close()
             raise KvarnError(f"{python}: {error.strerror}") from None
         try:
             self.engine: str = self.ask(model=str(model), threads=threads, chunk=chunk)["engine"]
@@ -49,7 +50,7 @@ class LlamaCpp:
             raise
 
     def prepare(self, case: Case) -> None:
-        """Find the best setting, unless that is known."""
+        """Find the best setting for the case, once, and apply it."""
         self.last = case
         if case not in self.tried:
             self.tried[case] = {name_of(setting): self.trial(case, setting) for setting in SETTINGS}
@@ -58,14 +59,14 @@ class LlamaCpp:
         self.place(case, self.setting)
 
     def measure(self, case: Case) -> Reading:
-        found = self.ask(op="measure", kind=case.kind, n=case.n)
-        return Reading(found["tokens"], found["seconds"])
+        answer = self.ask(op="measure", kind=case.kind, n=case.n)
+        return Reading(answer["tokens"], answer["seconds"])
 
     def trial(self, case: Case, setting: dict[str, Any]) -> float:
         self.place(case, setting)
         n = case.n if case.kind == "pp" else min(case.n, TRIAL)
-        found = self.ask(op="measure", kind=case.kind, n=n)
-        return float(found["tokens"] / found["seconds"])
+        answer = self.ask(op="measure", kind=case.kind, n=n)
+        return float(answer["tokens"] / answer["seconds"])
 
     def place(self, case: Case, setting: dict[str, Any]) -> None:
         context = self.contexts[case.batch]
@@ -84,24 +85,24 @@ class LlamaCpp:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise KvarnError(f"llama-cpp-python ended: {self.last_words()}")
+            raise KvarnError(f"llama-cpp-python ended: {self.last_error()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise KvarnError(f"llama-cpp-python: {answer['error']}")
         return answer
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         self.process.wait()
-        self.said.seek(0)
-        lines = [line.strip() for line in self.said if line.strip()]
+        self.stderr.seek(0)
+        lines = [line.strip() for line in self.stderr if line.strip()]
         if lines and "No module named 'llama_cpp'" in lines[-1]:
             return f"{self.python} does not have it; name one that does with --against-python or KVARN_PEER_PYTHON"
-        return f"{lines[-1] if lines else 'it said nothing'} (exit status {self.process.returncode})"
+        return f"{lines[-1] if lines else 'no message'} (exit status {self.process.returncode})"
 
     def close(self) -> None:
         self.process.terminate()
         self.process.communicate()
-        self.said.close()
+        self.stderr.close()
 
 
 def name_of(setting: dict[str, Any]) -> str:

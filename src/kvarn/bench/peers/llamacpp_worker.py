@@ -1,12 +1,13 @@
-"""llama.cpp's side of a comparison: runs in the interpreter that has llama-cpp-python, and imports nothing of kvarn.
+"""Measures llama.cpp, in the interpreter that has llama-cpp-python. Imports nothing of kvarn.
 
-One JSON object per line. First in: {"model", "threads", "chunk"}; out: {"engine"}. Then, each with an answer:
+Reads one JSON object per line and answers each with one:
 
+    {"model", "threads", "chunk"}                                                 ->  {"engine"}      (first)
     {"op": "prepare", "setting": {"type", "flash"}, "context", "depth", "batch"}  ->  {}
     {"op": "measure", "kind", "n"}                                                ->  {"tokens", "seconds"}
 
-What goes wrong is answered as {"error"}. Tokens are given and not sampled, which favours llama.cpp a little: besides
-llama_decode only the filling of its batch is measured.
+The answer to a request that fails is {"error"}. Tokens are random and not sampled. This favours llama.cpp
+a little, because only llama_decode and the filling of its batch are measured.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ N_BATCH = 2048  # llama.cpp's default: tokens per llama_decode
 
 
 class Context:
-    """One llama_context: a KV setting, a number of sequences, and how many tokens each has."""
+    """One llama_context, with `batch` sequences of `depth` tokens each."""
 
     def __init__(self, model: Any, threads: int, chunk: int, setting: dict[str, Any], batch: int, context: int) -> None:
         params = lib.llama_context_default_params()
@@ -34,7 +35,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = TYPES[setting["type"]]
         params.flash_attn_type = int(setting["flash"])
-        params.kv_unified = False  # cells of their own for every sequence: its default, and the faster one in a batch
+        params.kv_unified = False  # separate cells per sequence: llama.cpp's default, and faster in a batch
         params.no_perf = True
         self.batch = batch
         self.depth = 0
@@ -48,7 +49,7 @@ class Context:
         self.random = random.Random(1)
 
     def go_to(self, depth: int) -> None:
-        """The first sequence is computed, the others are copies of it in cells of their own."""
+        """Compute the first sequence. The others are copies of it, in separate cells."""
         for seq in range(self.batch):
             lib.llama_memory_seq_rm(self.memory, seq, min(depth, self.depth), -1)
         if depth <= self.depth:
@@ -74,7 +75,7 @@ class Context:
         return {"tokens": n * self.batch, "seconds": seconds}
 
     def decode(self, entries: list[tuple[int, int, bool]]) -> None:
-        """Random tokens at these (sequence, position), with logits where the third says so."""
+        """Decode random tokens at these (sequence, position, whether logits are needed)."""
         tokens = self.tokens
         for at in range(0, len(entries), self.most):
             part = entries[at : at + self.most]
@@ -111,7 +112,7 @@ class Worker:
             self.key = key
         assert self.context
         self.context.go_to(depth)
-        self.context.measure("tg", 2)  # warm, and copies that were put off are made now
+        self.context.measure("tg", 2)  # warm up, and let llama.cpp run its delayed copies
         return {}
 
     def measure(self, kind: str, n: int) -> dict[str, float]:
@@ -121,19 +122,19 @@ class Worker:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever the library prints is no answer
+    os.dup2(2, 1)  # the library's own output must not mix with the answers
     silent = lib.llama_log_callback(lambda level, text, data: None)
     lib.llama_log_set(silent, ctypes.c_void_p(0))
     worker: Worker | None = None
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
             if worker is None:
-                worker = Worker(asked["model"], asked["threads"], asked["chunk"])
+                worker = Worker(request["model"], request["threads"], request["chunk"])
                 answer: dict[str, Any] = {"engine": f"llama-cpp-python {lib.__version__}"}
             else:
-                answer = getattr(worker, asked.pop("op"))(**asked)
-        except Exception as error:  # noqa: BLE001 - the other side decides what to do about it
+                answer = getattr(worker, request.pop("op"))(**request)
+        except Exception as error:  # noqa: BLE001 (the error is the answer)
             answer = {"error": f"{error}" or repr(error)}
         print(json.dumps(answer), file=answers)
 

@@ -1,21 +1,20 @@
-"""An OpenAI-compatible server as the subject of a benchmark. Prompts are token ids, timed by the client.
+"""A server with OpenAI's API as the subject of a benchmark. Prompts are token ids; the client measures time.
 
-    pp    requests for one token each; a prompt's last N tokens are new, and what the server reports as cached is not
-          counted
-    tg    streams; tokens that arrive while all the sequences are generating
+    pp    requests for one token each. The last N tokens of a prompt are new. Tokens that the server
+          reports as cached are not counted.
+    tg    streams. Only tokens that arrive while all sequences generate are counted.
 
-Depth is kept by the server's prefix cache. Where it has none, pp counts and pays the depth's tokens too.
+The server's prefix cache holds the first D tokens (the depth). If a server has none, pp computes and
+counts these tokens too.
 """
 
-import http.client
 import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from urllib.parse import urlsplit
 
 from kvarn.bench.case import GENERATE, Case, Reading
+from kvarn.bench.http import parse_address, request, request_json
 from kvarn.bench.ids import RandomIds
 from kvarn.errors import KvarnError
 
@@ -24,11 +23,7 @@ TIMEOUT = 600.0  # seconds
 
 class Server:
     def __init__(self, url: str, vocab_size: int, longest: int) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise KvarnError(f"{url!r} is no URL of a server: give one like http://127.0.0.1:8080")
-        self.url, self.host, self.secure = url, parts.netloc, parts.scheme == "https"
-        self.root = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self.url, self.address = url, parse_address(url)
         self.vocab_size, self.longest = vocab_size, longest
         self.ids = RandomIds(vocab_size, longest)
         self.repetition = 0
@@ -65,11 +60,11 @@ class Server:
         arrivals = list(pool.map(lambda prompt: self.arrivals(prompt, case.n + 1), prompts))
         start, stop = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
         if stop <= start:
-            raise KvarnError(f"{self.url} does not generate {case.batch} sequences side by side: lower -b or raise -n")
+            raise KvarnError(f"{self.url} does not generate {case.batch} sequences at once: lower -b or raise -n")
         return Reading(sum(start < at <= stop for times in arrivals for at in times), stop - start)
 
     def arrivals(self, prompt: list[int], n: int) -> list[float]:
-        """When each token came."""
+        """The arrival time of each token."""
         times = []
         for line in self.post(prompt, n, True):
             if line.startswith(b"data:") and b"[DONE]" not in line and json.loads(line[5:]).get("choices"):
@@ -87,24 +82,8 @@ class Server:
             "ignore_eos": True,
             "stream": stream,
         }
-        return self.request("POST", "/completions", body)
+        return request(self.address, "POST", "/v1/completions", body, timeout=TIMEOUT)
 
     def name(self) -> str:
-        models = json.loads(b"".join(self.request("GET", "/models"))).get("data") or [{}]
+        models = request_json(self.address, "GET", "/v1/models").get("data") or [{}]
         return str(models[0].get("id", "unknown"))
-
-    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[bytes]:
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-        connection = kind(self.host, timeout=TIMEOUT)
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, self.root + path, text, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                said = response.read(500).decode("utf-8", "replace").strip()
-                raise KvarnError(f"{self.url}{path} answered {response.status}: {' '.join(said.split())}")
-            yield from response
-        except (OSError, http.client.HTTPException) as error:
-            raise KvarnError(f"{self.url}: {error}: is the server running?") from None
-        finally:
-            connection.close()

@@ -1,4 +1,4 @@
-"""Every layout by name: to add one, write its file and add its line here."""
+"""All layouts by name. To add one, write its file and add a line here."""
 
 from kvarn.cache.layout import Layout
 from kvarn.cache.layouts.columns import Columns

@@ -1,4 +1,4 @@
-"""Head-major: [head][slot][dim]. A head's history inside a block is contiguous, which is how attention reads it."""
+"""Head-major: [head][slot][dim]. The slots of one head in a block are contiguous, as attention reads them."""
 
 from kvarn.cache.layout import BlockShape, Strides
 from kvarn.cache.spec import LayerSpec

@@ -1,6 +1,6 @@
 """Panel: 32-slot panels, head-major inside; K [head][slot][dim], V transposed [head][dim][slot].
 
-A panel of V is already the operand that a CPU's matrix unit multiplies with 32 probabilities, read in place.
+For CPUs with a matrix unit: it multiplies 32 probabilities by a panel of V, which it reads in place.
 """
 
 from kvarn.cache.layout import BlockShape, Strides

@@ -1,7 +1,7 @@
-"""Repeated: head-major with each KV head stored once per query head. Costs group times the memory and the reads.
+"""Repeated: head-major, with each KV head stored once per query head.
 
-A baseline to measure against: what a cache without native GQA would do, except that a step repeats only its own
-timestep, never the history.
+A baseline for measurements: a cache without native GQA. Memory and reads grow by the factor
+`LayerSpec.group`. A step repeats only its own tokens, never the earlier ones.
 """
 
 from kvarn.cache.layouts.head_major import HeadMajor

@@ -1,4 +1,4 @@
-"""Token-major: [slot][head][dim]. The canonical form: one timestep is one contiguous write."""
+"""Token-major: [slot][head][dim], the canonical layout. One token is one contiguous write."""
 
 from kvarn.cache.layout import BlockShape, Strides
 from kvarn.cache.spec import LayerSpec

@@ -1,4 +1,4 @@
-"""Every placement by name: to add one, write its file and add its line here."""
+"""All placements by name. To add one, write its file and add a line here."""
 
 from typing import Any
 

@@ -1,10 +1,11 @@
-"""Cyclic: the pinned blocks stay, the rest of the run is a ring of R blocks.
+"""Cyclic: the first blocks of a run are pinned, the other R blocks are a ring.
 
     pinned 1, R 3:   logical   0 | 1 2 3 | 4 5 6 | 7 ...
                      run       0 | 1 2 3 | 1 2 3 | 1 ...
 
-A block leaves the list at the commit after which no query can see it, so the block that takes its place overwrites
-nothing visible; R is sized for that (GroupConfig.window_blocks). Positions stay absolute over any number of laps.
+`commit` removes a block from the list when no later query can see it. R is large enough that a new
+block never overwrites a visible one (GroupConfig.window_blocks). Positions stay absolute after any
+number of laps.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Cyclic(Region):
             r.remove(dead.start, dead.stop)
 
     def _rewound(self, r: RegionResidency, length: int) -> None:
-        # Blocks that had left the list but are not overwritten come back: behind the pinned ones the list is made anew.
+        # Blocks that commit removed, but that are not overwritten, come back: rebuild the list after the pinned blocks.
         end = ceil_div(length, self.block_size)
         r.remove(min(self.pinned, end, len(r.blocks)), len(r.blocks))
         for logical in range(max(self.spec.floor(length) // self.block_size, self.pinned), end):

@@ -1,9 +1,11 @@
-"""Paged: blocks from a pool, one at a time; equal prefixes share them.
+"""Paged: a sequence takes blocks from a pool, one at a time. Sequences with equal prefixes share blocks.
 
-Blocks that are known by content (prefix.py) never change: a sequence that must write into one, or into a block that
-somebody shares, gets a copy first. That is also how a block that matches only in part is reused: it is shared, and
-copied up to there when the sequence goes on. Under a window, blocks that no query can see any more go back to the pool
-at commit, where they stay reusable until their place is needed.
+A block in the prefix tree (prefix.py) is never written again. A sequence that must write into such a
+block, or into a shared block, copies it first. A block that matches only in part is reused the same
+way: the sequence shares it, and copies the matching slots when it writes its next token.
+
+With a window, `commit` releases the blocks that no later query can see. They can be reused until the
+pool needs them for new content.
 """
 
 import time
@@ -12,33 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.placement import Adoption, GroupConfig, Placement, Reason, ReuseLimit
-from kvarn.cache.prefix import ChainHash, Node, PrefixTree, chain_hash
-from kvarn.cache.residency import Residency
+from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant, OutOfBlocks
 
-WORDS = 8  # tokens of an earlier text that are quoted where ours differs from it
-
-
-class PagedResidency(Residency):
-    __slots__ = ("node", "priority", "tail")
-
-    def __init__(self, node: Node, priority: int = 0) -> None:
-        super().__init__()
-        self.node = node  # the last full block, or the root
-        self.priority = priority
-        self.tail: list[int] = []  # committed tokens behind it
-
-    @property
-    def tail_block(self) -> int | None:
-        return self.blocks[self.index(self.node.depth)] if self.tail else None
+WORDS = 8  # tokens of the earlier text that ReuseLimit.onward quotes
 
 
 def resident(path: Sequence[Node], length: int, config: GroupConfig) -> int:
-    """The longest length <= `length` of which every block that the next query sees is resident.
+    """The longest length <= `length` such that every block that the next query sees is resident.
 
-    A block that is missing ends the reuse before it; then the blocks before that are needed, down to its window."""
+    Reuse ends before a missing block. The window of the new end then reaches further back, so earlier blocks are
+    checked too."""
     size = config.block_size
     for logical, node in enumerate(path[: config.pinned_blocks]):
         if node.block is None:
@@ -87,23 +75,23 @@ class Paged(Placement[PagedResidency]):
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
         root = self.residency(seq).node
         path = list(self.tree.walk(root, tokens))
-        known = len(path) * self.block_size
-        reused = resident(path, min(known, limit), self.config)
-        if reused < min(known, limit):
+        n_full = len(path) * self.block_size
+        reused = resident(path, min(n_full, limit), self.config)
+        if reused < min(n_full, limit):
             lost = path[reused // self.block_size]
-            return Adoption(reused, ReuseLimit(lost.why, known, when=lost.when))
+            return Adoption(reused, ReuseLimit(lost.why, n_full, when=lost.when))
         node = path[-1] if path else root
-        if known < limit:
-            reused += self.tree.partial(node, tokens[known:limit]).n  # a copy is cheaper from the first token on
+        if n_full < limit:
+            reused += self.tree.partial(node, tokens[n_full:limit]).n  # copying one token is cheaper than computing it
         if reused < limit:
-            return Adoption(reused, self._limit(node, tokens, known, reused))
+            return Adoption(reused, self._limit(node, tokens, n_full, reused))
         return Adoption(reused, ReuseLimit(Reason.END, reused))
 
-    def _limit(self, node: Node, tokens: Sequence[int], known: int, reused: int) -> ReuseLimit:
-        """Why no more than `reused` tokens: `known` of them in full blocks, and what follows those."""
-        ours = tokens[known:]
+    def _limit(self, node: Node, tokens: Sequence[int], n_full: int, reused: int) -> ReuseLimit:
+        """Why only `reused` tokens are reused. `n_full` tokens matched in full blocks; `node` is the last of them."""
+        ours = tokens[n_full:]
         n, theirs, _, near = self.tree.nearest(node, ours)
-        at = known + n
+        at = n_full + n
         if near is not None and reused < at:
             return ReuseLimit(near.why, at, when=near.when)
         if n < min(len(ours), len(theirs)) and at:
@@ -112,7 +100,7 @@ class Paged(Placement[PagedResidency]):
 
     @staticmethod
     def _onward(node: Node | None, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """A few tokens of an earlier text, into the next block if there is one."""
+        """The first WORDS tokens of an earlier text, from the next block too if it is in the tree."""
         if node is not None and len(tokens) < WORDS and node.children:
             tokens += node.children[0].tokens
         return tokens[:WORDS]
@@ -125,7 +113,7 @@ class Paged(Placement[PagedResidency]):
             last = path[-1] if path else r.node
             blocks.append(self.tree.partial(last, tokens[len(path) * size : reused]).block)
             for other in last.growing:
-                other.writable = 0  # the block may be its own unfilled one, which is shared now
+                other.writable = 0  # the shared block may be the one it writes next: it must copy first
         lowest = max(self.spec.floor(reused) // size, 0)
         pinned = range(min(self.config.pinned_blocks, lowest))
         for logical in (*pinned, *range(lowest, len(blocks))):
@@ -148,7 +136,7 @@ class Paged(Placement[PagedResidency]):
         return max(ceil_div(length, self.block_size) - r.end, 0)
 
     def _half_full(self, r: PagedResidency) -> int | None:
-        """Entry of the block that the next token goes into, if earlier tokens are in it."""
+        """Entry of the block for the next token, if that block already holds earlier tokens."""
         return r.index(r.length // self.block_size) if r.length % self.block_size else None
 
     def _shortfall(self, r: PagedResidency, length: int) -> int:
@@ -171,13 +159,13 @@ class Paged(Placement[PagedResidency]):
         r.writable = min(r.end * self.block_size, self.config.context)
 
     def _own(self, r: PagedResidency, entry: int, spare: int) -> None:
-        """Make a half-full block safe to write: copy it if it is shared or known by content. Where it is only known
-        and no block is left for a copy, its content becomes unknown instead."""
+        """Make a half-full block safe to write. Copy it if another sequence shares it or if the tree has it. If only
+        the tree has it and there is no free block for the copy, remove it from the tree instead."""
         block = r.blocks[entry]
         if self.pool.references[block] > 1 or (self.tree.holds(block) and spare > 0):
-            mine = self.pool.take()
-            self._copies.append(Copy(block, mine, r.length % self.block_size))
-            r.replace(entry, mine)
+            fresh = self.pool.take()
+            self._copies.append(Copy(block, fresh, r.length % self.block_size))
+            r.replace(entry, fresh)
             self.pool.release(block)
         elif self.tree.holds(block):
             self.tree.detach(block)
@@ -195,14 +183,14 @@ class Paged(Placement[PagedResidency]):
             entry = r.index(node.depth)
             node = self.tree.insert(node, tuple(r.tail[used : used + size]), r.blocks[entry])
             if node.block is not None and node.block != r.blocks[entry]:
-                self._replace(r, entry, node.block)  # somebody computed the same bits before: keep one of the two
+                self._replace(r, entry, node.block)  # another sequence computed the same block before: keep that one
             used += size
         self._move(r, node, r.tail[used:])
 
-    def _replace(self, r: PagedResidency, entry: int, known: int) -> None:
-        self._share(known)
+    def _replace(self, r: PagedResidency, entry: int, block: int) -> None:
+        self._share(block)
         self.pool.release(r.blocks[entry])
-        r.replace(entry, known)
+        r.replace(entry, block)
 
     def _share(self, block: int) -> None:
         self.pool.share(block)
@@ -216,7 +204,7 @@ class Paged(Placement[PagedResidency]):
                 node.why = Reason.OUT_OF_WINDOW
             self.pool.release(block)
 
-    # -- going back, branching, leaving ----------------------------------------------------------------------------
+    # -- rewind, fork, free ----------------------------------------------------------------------------------------
 
     def _intact_from(self, r: PagedResidency, end: int) -> int:
         pinned = self.config.pinned_blocks
@@ -254,8 +242,8 @@ class Paged(Placement[PagedResidency]):
 
     def _released(self, r: PagedResidency) -> None:
         tail = r.tail_block
-        mine = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
-        self.tree.end(r, r.node, tail if mine else None)
+        unshared = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
+        self.tree.end(r, r.node, tail if unshared else None)
         self._give_back(r.blocks, r.priority)
 
     def discard(self, blocks: Iterable[int]) -> None:
@@ -265,18 +253,18 @@ class Paged(Placement[PagedResidency]):
                 self.pool.discard(block)
 
     def _give_back(self, blocks: list[int], priority: int = 0) -> None:
-        """Last block first, so that a sequence's tail is evicted before its head."""
+        """Release the last block first, so that the tail of a sequence is evicted before its head."""
         for block in reversed(blocks):
             self.pool.release(block, priority)
 
     def _check_pool(self) -> None:
         self.pool.check()
         self.tree.check()
-        counted = [0] * self.pool.n_blocks
+        references = [0] * self.pool.n_blocks
         for r in self.sequences.values():
             for block in r.blocks:
-                counted[block] += 1
-        if counted != self.pool.references:
+                references[block] += 1
+        if references != self.pool.references:
             raise BrokenInvariant("Paged: references and the sequences' blocks differ")
         for seq, r in self.sequences.items():
             if r.node.depth * self.block_size + len(r.tail) != r.committed or r not in r.node.growing:

@@ -1,6 +1,7 @@
-"""A fixed run of blocks per sequence, taken at its first reserve: what Slab and Cyclic have in common.
+"""Region: each sequence has a fixed run of blocks, taken at its first reserve. The base of Slab and Cyclic.
 
-A member says which block of the run holds logical block j. Nothing is shared, so a fork copies what is resident.
+A member says which block of the run holds logical block j (`_offset`). Sequences share no blocks, so
+a fork copies all resident blocks.
 """
 
 from abc import abstractmethod
@@ -20,7 +21,7 @@ class RegionResidency(Residency):
     def __init__(self, run: int) -> None:
         super().__init__()
         self.base: int | None = None  # first block of the run
-        self.held = [-1] * run  # which logical block was placed last at each place of the run: what a rewind finds
+        self.held = [-1] * run  # the logical block whose content is in each block of the run; rewind needs it
 
 
 class Region(Placement[RegionResidency]):
@@ -28,11 +29,11 @@ class Region(Placement[RegionResidency]):
         super().__init__(config)
         self.run = self.blocks_per_sequence(config)
         self.n_runs = config.n_blocks // self.run
-        self._free = [i * self.run for i in reversed(range(self.n_runs))]  # the lowest run is taken first
+        self._free = [i * self.run for i in reversed(range(self.n_runs))]  # first blocks of free runs, lowest last
 
     @abstractmethod
     def _offset(self, logical: int) -> int:
-        """The place of a logical block in its run."""
+        """Which block of the run holds this logical block."""
 
     @property
     def n_used(self) -> int:

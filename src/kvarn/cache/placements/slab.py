@@ -1,6 +1,6 @@
-"""Slab: block j of a sequence is block j of its run. Nothing ever leaves before the sequence does.
+"""Slab: block j of a sequence is block j of its run. A block stays until the sequence is freed.
 
-With the block as large as the context this is the plain contiguous cache: a page table with one page.
+If one block holds the whole context, this is the contiguous cache: a page table with one page.
 """
 
 from kvarn.cache.placement import GroupConfig

@@ -1,8 +1,9 @@
 """A model's settings by name, read with the type and range that they must have.
 
-Both a GGUF header and a config.json are dictionaries that somebody else wrote: a setting may be missing, null, of
-another type, absurd, or given once per layer. What does not fit raises `BadModel` naming the file and the setting.
-Non-goals: knowing any setting (gguf_config.py, hf_config.py).
+A GGUF header and a config.json are dictionaries from outside. A setting may be missing, null, of
+the wrong type, out of range, or a list with one value per layer. A setting that does not fit raises
+`BadModel`, which names the file and the setting.
+Non-goals: opening a file; knowing any setting (the family files, loading/).
 """
 
 import math
@@ -16,14 +17,14 @@ from kvarn.errors import BadModel
 _LARGEST = 1 << 40  # no count, size or context of a model comes near it
 
 
-class Fields:
+class Settings:
     def __init__(self, where: str, values: Mapping[str, Any], prefix: str = "") -> None:
         self.where = where
         self.prefix = prefix
         self.values = values
 
     def get(self, key: str) -> Any:
-        """None when missing or null. A list that says the same for every layer is that one value."""
+        """None when missing or null. A list of equal values counts as that value."""
         value = self.values.get(self.prefix + key)
         if isinstance(value, np.ndarray):
             several = value.size == 0 or (value != value[0]).any()
@@ -55,7 +56,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive one: no setting of a model may be zero or negative."""
+        """A positive number: no setting of a model may be zero or negative."""
         value = self.get(key)
         if value is None:
             if default is None:
@@ -66,6 +67,9 @@ class Fields:
         if not (math.isfinite(value) and 0 < value <= _LARGEST):
             raise self.bad(key, "a positive number")
         return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key)
@@ -85,17 +89,17 @@ class Fields:
             raise self.bad(key, "text")
         return value
 
-    def inside(self, key: str) -> "Fields":
-        """The settings of a nested dictionary; none of them when there is no such dictionary."""
+    def inside(self, key: str) -> "Settings":
+        """The settings of a nested dictionary. A missing dictionary has no settings."""
         value = self.get(key)
         if value is None:
             value = {}
         if not isinstance(value, dict):
             raise self.bad(key, "a dictionary")
-        return Fields(f"{self.where}: {key}", value)
+        return Settings(f"{self.where}: {key}", value)
 
     def refuse(self, key: str, neutral: tuple[Any, ...], what: str) -> None:
-        """A setting that would change the arithmetic in a way that kvarn does not have."""
+        """Raise unless the setting is missing or neutral: kvarn does not have what it asks for."""
         value = self.get(key)
         if value is not None and value not in neutral:
             raise BadModel(f"{self.where}: {self.prefix}{key} is {value!r}: kvarn has no {what}; use another model")
