@@ -2,8 +2,8 @@
 
     python tests/bitwise.py
 
-tests/backends/test_machines.py runs this under other BLAS kernels, NumPy dispatch and C library variants and compares
-the digests with tests/golden/bits.json. To make that file again: python tests/bitwise.py > tests/golden/bits.json
+tests/test_machines.py runs this under other BLAS kernels, NumPy dispatch and C library variants and compares the
+digests with tests/golden/bits.json. To make that file again: python tests/bitwise.py > tests/golden/bits.json
 (only for a change of arithmetic that CHANGELOG announces).
 
 Inputs are made of raw PCG64 bits and IEEE operations, so that they are the same everywhere, too.
