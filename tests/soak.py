@@ -1,4 +1,4 @@
-"""Soak: many callers, a fifth of whom leave, some who send rubbish, read slowly or are killed. `make soak`.
+"""Soak: many clients; a fifth leave early, some send invalid bodies, read slowly or are killed. `make soak`.
 
 Every request must be answered or refused; afterwards nothing is held, the engine is healthy (it checks the cache's
 invariants whenever it comes to rest) and memory is flat.
@@ -71,21 +71,21 @@ async def call(server: Served, kind: str, body: bytes, rng: random.Random) -> st
 
 
 async def play(server: Served, requests: int, concurrency: int, seed: int) -> tuple[Counter, list[float]]:
-    rng, gate, told, memory = random.Random(seed), asyncio.Semaphore(concurrency), Counter(), []
+    rng, gate, outcomes, memory = random.Random(seed), asyncio.Semaphore(concurrency), Counter(), []
     kinds = rng.choices(list(KINDS), weights=list(KINDS.values()), k=requests)
 
     async def one(i: int, kind: str) -> None:
         async with gate:
             own = random.Random(seed * 1_000_003 + i)
             outcome = await asyncio.wait_for(call(server, kind, body_of(own, kind), own), 300)
-        told[f"{kind}: {outcome}"] += 1
+        outcomes[f"{kind}: {outcome}"] += 1
 
     for start in range(0, requests, max(requests // 10, 1)):
         batch = kinds[start : start + max(requests // 10, 1)]
         await asyncio.gather(*(one(start + i, kind) for i, kind in enumerate(batch)))
         memory.append(await asyncio.to_thread(server.metric, "process_resident_memory_bytes"))
-        print(f"{sum(told.values())} of {requests}, {memory[-1] / 2**20:.1f} MiB", file=sys.stderr)
-    return told, memory
+        print(f"{sum(outcomes.values())} of {requests}, {memory[-1] / 2**20:.1f} MiB", file=sys.stderr)
+    return outcomes, memory
 
 
 def main() -> int:
@@ -99,13 +99,13 @@ def main() -> int:
         model = args.model or tiny_model(Path(folder), 512)
         flags = ["--cache-bytes", "256K"] if args.model is None else []
         with serve(model, "-np", "8", "-c", "512", "--chunk", "32", *flags) as server:
-            told, memory = asyncio.run(play(server, args.requests, args.concurrency, args.seed))
+            outcomes, memory = asyncio.run(play(server, args.requests, args.concurrency, args.seed))
             server.until_idle()
             cache, healthy = server.cache(), server.ask("/health").status == 200
             names = ("num_preemptions", "kv_cache_evictions", "prefix_cache_hits")
             counts = [f"{name} {server.metric(f'kvarn:{name}_total'):.0f}" for name in names]
             stopped = server.stop()
-    for outcome, n in sorted(told.items()):
+    for outcome, n in sorted(outcomes.items()):
         print(f"{outcome:<20} {n}")
     print(", ".join(counts))
     growth = memory[-1] - memory[len(memory) // 2 - 1]
@@ -113,7 +113,7 @@ def main() -> int:
     first, middle, last = (memory[i] / 2**20 for i in (0, len(memory) // 2 - 1, -1))
     print(f"memory {first:.1f} MiB after a tenth, {middle:.1f} half-way, {last:.1f} at the end")
     fine = {"rubbish: 400", "cancel: cancel", "reset: reset", *(f"{k}: 200" for k in ("slow", "whole", "stream"))}
-    ok = set(told) <= fine and not cache["blocks"]["used"] and not cache["sequences"] and healthy
+    ok = set(outcomes) <= fine and not cache["blocks"]["used"] and not cache["sequences"] and healthy
     ok = ok and stopped == 0 and growth < FLAT
     print("clean" if ok else "NOT CLEAN")
     return 0 if ok else 1

@@ -73,7 +73,7 @@ def test_products_have_batches_and_may_be_empty() -> None:
     assert arithmetic.dots(a[0, 0, :0], b[0, 0]).shape == (0, 4)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_arrays_that_do_not_fit_are_refused() -> None:
     a = np.zeros((2, 3), np.float32)
     with pytest.raises(ValueError, match="dots: a is"):
         arithmetic.dots(a, np.zeros((2, 4), np.float32))

@@ -1,4 +1,4 @@
-"""The build and the rules of the house, as far as a test can see them."""
+"""The build, the import rules, and the example in the README."""
 
 import importlib.util
 import os
@@ -47,7 +47,7 @@ def test_nothing_shipped_is_tuned_to_the_building_machine() -> None:
 
 
 @pytest.mark.requirement(39)
-def test_parts_import_only_what_they_may_and_in_no_circle() -> None:
+def test_imports_follow_the_rules_and_have_no_cycle() -> None:
     """The rules are in scripts/imports.py: the cache is integers, models know no backend, the engine no text."""
     assert rules.violations() == []
 
@@ -67,7 +67,7 @@ def test_a_forbidden_import_and_a_cycle_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_one_file_knows_prometheus() -> None:
+def test_only_one_file_imports_prometheus() -> None:
     for path in SOURCE.rglob("*.py"):
         if path != SOURCE / "server" / "metrics.py":
             assert not any(name.startswith("prometheus") for name in rules.imports(path)), path
@@ -82,7 +82,7 @@ def test_an_axis_is_one_file_per_member_and_one_table(axis: str) -> None:
         assert f"kvarn.cache.{axis}.{member}" in table
 
 
-def test_files_are_read_in_one_sitting() -> None:
+def test_files_have_at_most_400_lines() -> None:
     for path in [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.?pp")]:
         assert len(path.read_text().splitlines()) <= 400, path
 

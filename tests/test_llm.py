@@ -23,7 +23,7 @@ def llm() -> LLM:
 
 
 @pytest.mark.requirement(40, 43)
-def test_four_lines() -> None:
+def test_generate_text_of_the_default_model() -> None:
     (output,) = llm().generate(FOX, SamplingParams(max_tokens=6))
     assert output.text == " with a quick brown bear."
     assert output.prompt_tokens == 4
@@ -114,7 +114,7 @@ def pieces_of(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], TextStr
     return [*pieces, writer.take()], writer
 
 
-def test_a_writer_never_shows_the_beginning_of_a_stop_string() -> None:
+def test_a_text_stream_never_shows_the_beginning_of_a_stop_string() -> None:
     pieces, writer = pieces_of("one two END three", stop=("END",))
     assert "".join(pieces) == writer.text == "one two "
     pieces, writer = pieces_of("one two EN", stop=("END",))
@@ -219,16 +219,16 @@ def test_chat_keeps_the_history_and_survives_an_interrupt() -> None:
     code = "import sys; from kvarn.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "chat", "-m", str(model("smollm2")), "-c", "512", "-n", "60"]
     lines = "/help\nWhat is the capital of Italy?\n/stats\nAnd of Spain?\n/stats\n/nonsense\n/clear\n/exit\n"
-    told = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
-    assert "Rome" in told.stdout
-    assert "/clear    forget the conversation" in told.stdout
-    assert "/nonsense: there is no such command" in told.stdout
-    stats = [line for line in told.stdout.splitlines() if line.startswith("[prompt")]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Rome" in done.stdout
+    assert "/clear    forget the conversation" in done.stdout
+    assert "/nonsense: there is no such command" in done.stdout
+    stats = [line for line in done.stdout.splitlines() if line.startswith("[prompt")]
     assert " 0 of them cached" in stats[0]
     assert int(stats[1].split("tokens, ")[1].split()[0]) > 32, "the first turn is in the cache"
-    assert told.stdout.count("prompt tokens, computed") == 2
-    assert "what follows is new" in told.stdout or "differs at token" in told.stdout, "and says why not all of it"
+    assert done.stdout.count("prompt tokens, computed") == 2
+    assert "what follows is new" in done.stdout or "differs at token" in done.stdout, "and says why not all of it"
 
     command[-3:] = ["4096", "-n", "2000"]  # seconds: the signal comes in time
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as talk:

@@ -1,13 +1,7 @@
 """Sliding windows: some layers see the last tokens only, others see all."""
 
 import pytest
-from support.harness import (
-    Driven,
-    assert_near,
-    expect,
-    run,
-    workload,
-)
+from support.harness import Driven, assert_near, expect, run, workload
 
 from kvarn.backends.reference import Reference
 from kvarn.cache.plan import CacheConfig
@@ -19,12 +13,12 @@ from kvarn.cache.spec import LayerSpec
 @pytest.mark.parametrize("strategy", ["contiguous", "ring", "sliding", "paged"])
 def test_local_layers_with_a_window_of_512_beside_global_layers(strategy: str) -> None:
     local, full = LayerSpec(4, 1, 16, 16, window=512), LayerSpec(4, 1, 16, 16)
-    layers = [local] * 5 + [full]
+    layers = [local] * 2 + [full]
     config = CacheConfig(layers, 1100, strategy, "bf16", max_chunk=256)
     schedule = [{0: 256}, {0: 255}, {0: 1}, {0: 1}, {0: 1}, {0: 256}, {0: 256}, {0: 1}]
     output, cache = run(config, schedule)
     for (_, layer), x in workload(config, schedule).items():
-        if layer in (0, 5):
+        if layer in (0, 2):
             assert_near(output[0, layer], expect(x, layers[layer], "bf16"), layer)
     if strategy == "paged":
         window_blocks = -(-(512 + 256 - 2) // 32) + 1
@@ -33,7 +27,7 @@ def test_local_layers_with_a_window_of_512_beside_global_layers(strategy: str) -
 
 
 @pytest.mark.requirement(27)
-def test_the_smaller_of_the_model_s_and_the_cache_s_window_applies() -> None:
+def test_the_smaller_window_of_model_and_cache_applies() -> None:
     config = CacheConfig([LayerSpec(2, 1, 8, 8, window=64), LayerSpec(2, 1, 8, 8)], 256, "sliding", "f32", window=100)
     cache = Driven(config, Reference())
     assert [group.config.spec.window for group in cache.plan.groups] == [64, 100]

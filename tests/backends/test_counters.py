@@ -5,15 +5,7 @@ exactly one.
 """
 
 import pytest
-from support.harness import (
-    Driven,
-    backend,
-    chunks,
-    drive,
-    inputs,
-    run,
-    using,
-)
+from support.harness import Driven, backend, chunks, drive, inputs, run, using
 
 from kvarn import native
 from kvarn.cache.plan import CacheConfig

@@ -1,7 +1,7 @@
-"""One machine standing in for others: the same bits with every BLAS kernel, every NumPy dispatch, every libm.
+"""The same bits on every machine: with every BLAS kernel, NumPy dispatch, libm and instruction set.
 
-Each case is a process of its own, because libraries choose their instructions when they are loaded. What it computes,
-and what it is compared with, is in tests/bitwise.py.
+Libraries choose their instructions when they are loaded, so each case of them is a process of its own. It runs
+tests/bitwise.py, which says what it computes and what that is compared with.
 """
 
 import json

@@ -154,7 +154,7 @@ def test_a_valid_step_writes_its_cells_and_attends_to_them(change: dict, seen: l
 
 
 @pytest.mark.parametrize(("spoiled", "message"), BAD.values(), ids=BAD)
-def test_a_cache_that_is_not_what_it_should_be(spoiled: dict, message: str) -> None:
+def test_an_invalid_cache_is_refused(spoiled: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Given(**spoiled).run()
 
@@ -192,12 +192,12 @@ PACK = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), PACK.values(), ids=PACK)
-def test_weights_that_are_not_what_they_should_be(arguments: tuple, message: str) -> None:
+def test_invalid_weights_are_refused(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         native.pack(pool(), *arguments)
 
 
-def test_memory_to_unpack_into_that_is_not_what_it_should_be() -> None:
+def test_invalid_memory_to_unpack_into_is_refused() -> None:
     weight = native.pack(pool(), "F32", cells(2, 16, dtype=np.uint8), 4)
     for out in (cells(2, 5), cells(1, 4), cells(8), cells(2, 4, dtype=np.float64), cells(2, 8)[:, ::2]):
         with pytest.raises(ValueError, match="unpack"):
@@ -258,14 +258,14 @@ def run(program, cache: Driven, **spoiled) -> None:
 
 
 @pytest.mark.parametrize(("spoiled", "message"), STEPS.values(), ids=STEPS)
-def test_a_step_that_is_not_what_it_should_be(program, spoiled: dict, message: str) -> None:
+def test_an_invalid_step_is_refused(program, spoiled: dict, message: str) -> None:
     cache = prepared(program.config.layer_specs)
     with pytest.raises(ValueError, match=message):
         run(program, cache, **spoiled)
     run(program, cache)
 
 
-def test_a_cache_of_another_model(program) -> None:
+def test_a_cache_of_another_model_is_refused(program) -> None:
     specs = program.config.layer_specs
     spec = specs[0]
     with pytest.raises(ValueError, match="layer 1 is not in a cache of 1 layers"):
@@ -280,7 +280,7 @@ def test_a_cache_of_another_model(program) -> None:
             run(program, prepared([other] * len(specs)))
 
 
-def test_a_table_that_lost_a_block_or_names_one_that_is_not_there(program) -> None:
+def test_a_table_with_a_missing_or_unknown_block_is_refused(program) -> None:
     for spoil, message in (
         (lambda table: table.n_blocks.__setitem__(0, 0), "sees position 0, which no block of it holds"),
         (lambda table: table.blocks.__setitem__((0, 0), 99), "block 99 lies outside"),
@@ -291,7 +291,7 @@ def test_a_table_that_lost_a_block_or_names_one_that_is_not_there(program) -> No
             run(program, cache)
 
 
-def test_a_product_that_does_not_come_right_behind_what_it_reads_is_refused() -> None:
+def test_a_product_that_does_not_directly_follow_its_input_is_refused() -> None:
     """There is one set of rounded rows: those of the second norm would be multiplied twice."""
 
     def forward(ops: Ops[V], config: object) -> V:

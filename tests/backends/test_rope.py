@@ -2,14 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    bits,
-    decoded,
-    fill_with_nan,
-    inputs,
-    write_rotated,
-)
+from support.harness import Driven, bits, decoded, fill_with_nan, inputs, write_rotated
 
 from kvarn.backends.reference import Reference, cells, dense, rope
 from kvarn.cache.codec import CODECS

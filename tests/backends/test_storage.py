@@ -4,17 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    assert_near,
-    backend,
-    bits,
-    chunks,
-    drive,
-    expect,
-    fill_with_nan,
-    inputs,
-)
+from support.harness import Driven, assert_near, backend, bits, chunks, drive, expect, fill_with_nan, inputs
 
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import CODECS

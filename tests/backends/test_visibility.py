@@ -2,15 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    backend,
-    bits,
-    chunks,
-    drive,
-    inputs,
-    run,
-)
+from support.harness import Driven, backend, bits, chunks, drive, inputs, run
 from support.pages import over_pages
 
 from kvarn.backends.base import Counters

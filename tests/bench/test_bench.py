@@ -103,7 +103,7 @@ BAD = {
     "block size": ("--block-size 24 -p 8 -n 4", "it must be a power of two from 16"),
     "no text": ("-f /nowhere", "/nowhere: No such file"),
     "peer": ("--against faster -p 8 -n 4", "--against 'faster': give the URL of a server, or llama-cpp-python"),
-    "nobody listens": ("--against http://127.0.0.1:1 -p 8 -n 4", "is the server running?"),
+    "no server": ("--against http://127.0.0.1:1 -p 8 -n 4", "is the server running?"),
     "no interpreter": ("-p 8 -n 4 --against llama-cpp-python --against-python /nowhere", "/nowhere: No such file"),
 }
 

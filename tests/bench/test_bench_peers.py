@@ -137,7 +137,7 @@ def url():
     thread.join()
 
 
-def test_a_server_beside_us(url: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_server_is_measured_beside_kvarn(url: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.CHAT)
     assert main(["bench", "-m", str(model), "-p", "8", "-n", "4", "-r", "2", "--against", url, "--json"]) == 0
     for row in json.loads(capsys.readouterr().out)["rows"]:

@@ -38,7 +38,7 @@ def test_counts_are_exact(server: Served, how: list[str], capsys: pytest.Capture
         assert 0 <= spread["median"] <= spread["p99"] <= spread["max"]
 
 
-def test_a_table_for_people(server: Served, capsys: pytest.CaptureFixture) -> None:
+def test_the_report_as_a_table(server: Served, capsys: pytest.CaptureFixture) -> None:
     assert main(["bench", "serve", *FLAGS, "--url", server.url + "/v1", "--goodput", "ttft:0.001"]) == 0
     text = capsys.readouterr().out
     for fact in ("12 of 12 in ", "480 of prompts", "72 of answers", "0 % within ttft 0.001 ms", "first token (ttft)"):
@@ -65,14 +65,14 @@ def test_refusals_are_counted_and_not_hidden(server: Served, capsys: pytest.Capt
         (["--shared-prefix-len", "500"], "does not fit an input of 128"),
     ],
 )
-def test_bad_flags_are_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+def test_bad_flags_get_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["bench", "serve", *flags]) == 1
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_sums_by_hand() -> None:
+def test_the_report_of_known_latencies() -> None:
     """Two requests of three tokens: first after 100 and 300 ms, then every 50 and 150 ms; a third failed."""
     outcomes = [
         Outcome(0.0, [0.1, 0.15, 0.2], 0.2, prompt_tokens=10, cached_tokens=4, output_tokens=3),

@@ -8,17 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    backend,
-    bits,
-    chunks,
-    drive,
-    fill_with_nan,
-    history,
-    inputs,
-    oracle,
-)
+from support.harness import Driven, backend, bits, chunks, drive, fill_with_nan, history, inputs, oracle
 from support.pager import SPEC, pager, prompt
 
 from kvarn.backends.reference import Reference

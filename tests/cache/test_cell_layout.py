@@ -7,11 +7,7 @@ head's tokens after each other; repeated stores a copy for every query head. The
 import numpy as np
 import pytest
 from support.caches import SPEC, cache_of, write_step
-from support.harness import (
-    Driven,
-    history,
-    inputs,
-)
+from support.harness import Driven, history, inputs
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.cells import repeat_heads

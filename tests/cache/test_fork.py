@@ -2,15 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    assert_near,
-    backend,
-    expect,
-    fill_with_nan,
-    inputs,
-    oracle,
-)
+from support.harness import Driven, assert_near, backend, expect, fill_with_nan, inputs, oracle
 from support.pager import SPEC
 
 from kvarn.backends.reference import Reference

@@ -7,12 +7,7 @@ Only the write is constant: attention reads the whole history.
 import numpy as np
 import pytest
 from support.caches import SPEC, cache_of, write_step
-from support.harness import (
-    bits,
-    chunks,
-    drive,
-    inputs,
-)
+from support.harness import bits, chunks, drive, inputs
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.cells import repeat_heads

@@ -1,15 +1,13 @@
-"""Verbs out of order, and arguments that are not what they should be: typed errors, nothing half done."""
+"""Calls out of order and invalid arguments: errors with a name, and no effect."""
 
 import threading
 
 import numpy as np
 import pytest
 from support.caches import write_step
-from support.harness import Driven, backend, chunks, drive, fill_with_nan, inputs, named
+from support.harness import Driven, backend, chunks, drive, fill_with_nan, inputs
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import GroupConfig, Reason, ReuseLimit
-from kvarn.cache.placements.paged import Paged, resident
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
@@ -106,7 +104,7 @@ def test_a_rewind_voids_the_step() -> None:
         cache.advance(0, 5)
 
 
-def test_a_second_step_waits_for_the_names_of_the_first_unless_it_may_run_ahead() -> None:
+def test_a_second_step_waits_for_the_commit_of_the_first_unless_it_may_run_ahead() -> None:
     for ahead in (0, 2):
         cache = cache_of(ahead=ahead)
         cache.open(0)
@@ -122,7 +120,7 @@ def test_a_second_step_waits_for_the_names_of_the_first_unless_it_may_run_ahead(
         cache.check()
 
 
-def test_a_sequence_stands_once_in_a_step() -> None:
+def test_a_sequence_may_be_in_a_step_only_once() -> None:
     cache = cache_of()
     cache.open(0)
     cache.reserve(0, 5)
@@ -131,7 +129,7 @@ def test_a_sequence_stands_once_in_a_step() -> None:
 
 
 @pytest.mark.parametrize("bad", [[2**63], [-(2**63) - 1], [1.5], [None], ["a"], "text"])
-def test_tokens_that_are_no_ids(bad) -> None:
+def test_tokens_that_are_not_integers_are_refused(bad) -> None:
     local = LayerSpec(4, 2, 8, 8, window=24)
     cache = Driven(CacheConfig([local, SPEC], 112, "paged", "f32", block_size=16, max_chunk=32), Reference())
     cache.open(0)
@@ -148,7 +146,7 @@ def test_tokens_that_are_no_ids(bad) -> None:
     cache.check()
 
 
-def test_a_salt_that_is_no_bytes_takes_no_row() -> None:
+def test_a_salt_that_is_not_bytes_is_refused_and_takes_no_row() -> None:
     cache = cache_of()
     for _ in range(10):
         with pytest.raises(KvarnError, match="salt"):
@@ -158,7 +156,7 @@ def test_a_salt_that_is_no_bytes_takes_no_row() -> None:
     cache.check()
 
 
-def test_lengths_that_are_no_integers() -> None:
+def test_lengths_that_are_not_integers_are_refused() -> None:
     cache = cache_of("contiguous")
     cache.open(0)
     begin(cache, 0, 10)
@@ -172,12 +170,12 @@ def test_lengths_that_are_no_integers() -> None:
 
 @pytest.mark.parametrize("field", ["context", "max_seqs", "max_chunk", "block_size", "window", "pinned", "cache_bytes"])
 @pytest.mark.parametrize("value", [64.0, "16", True])
-def test_sizes_that_are_no_integers(field: str, value: object) -> None:
+def test_sizes_that_are_not_integers_are_refused(field: str, value: object) -> None:
     with pytest.raises(KvarnError, match=f"{field} is .*whole number"):
         CacheConfig(**(dict(layers=[SPEC], context=64) | {field: value}))
 
 
-def test_more_tokens_than_positions_and_more_bytes_than_memory() -> None:
+def test_contexts_beyond_32_bits_and_caches_beyond_memory_are_refused() -> None:
     with pytest.raises(KvarnError, match="positions are 32 bits"):
         CacheConfig([SPEC], context=1 << 33)
     huge = CacheConfig([LayerSpec(64, 64, 256, 256)] * 100, (1 << 31) - 1, "contiguous", "f32", max_seqs=64)
@@ -213,71 +211,7 @@ def test_a_sequence_freed_by_another_thread_leaves_the_running_step_whole(strate
     cache.check()
 
 
-def test_adopt_says_not_sharing_for_any_prompt() -> None:
-    for strategy in ("contiguous", "ring"):
-        for prompt in ([], [1], [1, 2]):
-            cache = cache_of(strategy)
-            cache.open(0)
-            assert cache.adopt(0, prompt) == (0, ReuseLimit(Reason.NOT_SHARING, 0))
-
-
-def test_a_group_that_forgot_everything_is_out_of_window_and_not_unshared() -> None:
-    """The local group remembers little; that the global one still has the text shows that it was there."""
-    layers = [LayerSpec(2, 1, 1, 1, window=64), LayerSpec(2, 1, 1, 1)]
-    cache = Driven(CacheConfig(layers, 16_384, "paged", "f32", block_size=16, max_seqs=2), Reference())
-    first, second = list(range(16_384)), list(range(10**6, 10**6 + 16_384))
-    for seq, text in enumerate((first, second)):
-        cache.open(seq)
-        for start in range(0, len(text), 512):
-            cache.reserve(seq, start + 512)
-            cache.prepare([seq])
-            cache.commit(seq, text[start : start + 512])
-        cache.free(seq)
-    cache.open(2)
-    assert cache.adopt(2, first) == (0, ReuseLimit(Reason.OUT_OF_WINDOW, 16_383))
-
-
-def test_explanations_repeat() -> None:
-    answers = set()
-    keep = []  # so that addresses differ from round to round
-    for _ in range(50):
-        p = Paged(GroupConfig(LayerSpec(2, 1, 1, 1), 16, 64, context=512, max_chunk=512))
-        keep.append(p)
-        for seq in range(6):
-            p.open(seq)
-            p.reserve(seq, 5)
-            named(p, seq, [1, 2, 3, 100 + seq, 7])
-        p.open(9)
-        answers.add(p.match(9, [1, 2, 3, 9, 9, 9], 5).limit)
-    assert len(answers) == 1
-
-
-def test_a_match_over_evicted_blocks_looks_at_each_block_once() -> None:
-    """Counted, not timed: blocks looked at grow with the text, not with its square."""
-    looks = []
-
-    class Counting(list):
-        def __getitem__(self, index):
-            looks.append(index)
-            return super().__getitem__(index)
-
-    for n in (256, 1024):
-        p = Paged(GroupConfig(LayerSpec(2, 1, 1, 1), 16, n, context=n * 16, max_chunk=n * 16))
-        text = list(range(n * 16))
-        p.open(0)
-        p.reserve(0, n * 16)
-        named(p, 0, text)
-        p.free(0)
-        p.open(1)
-        p.reserve(1, n * 8)  # evicts half, tail first
-        p.open(2)
-        path = Counting(p.tree.walk(p.residency(2).node, text))
-        looks.clear()
-        assert resident(path, n * 16 - 1, p.config) == n * 8
-        assert len(looks) <= n + 1
-
-
-def test_what_is_left_of_a_rewind_does_not_depend_on_the_context() -> None:
+def test_the_cost_of_a_rewind_does_not_depend_on_the_context() -> None:
     """Entries rewritten in the table after a rewind by a few tokens: a window's worth at most."""
     for strategy in ("ring", "sinks", "paged", "contiguous"):
         cache = cache_of(strategy, context=4096, max_chunk=512, window=40 if strategy in ("ring", "sinks") else None)
@@ -293,7 +227,7 @@ def test_what_is_left_of_a_rewind_does_not_depend_on_the_context() -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_unfinished_work_is_harmless() -> None:
+def test_freeing_a_sequence_with_reserved_tokens_is_safe() -> None:
     cache = cache_of(place=backend())
     drive(cache, chunks(0, 20), {(0, 0): X})
     cache.reserve(0, 30)

@@ -6,13 +6,7 @@ are used in place: a store over pages is a view.
 
 import numpy as np
 import pytest
-from support.harness import (
-    assert_near,
-    backend,
-    bits,
-    expect,
-    inputs,
-)
+from support.harness import assert_near, backend, bits, expect, inputs
 from support.pager import SPEC
 from support.pages import over_pages
 

@@ -125,7 +125,7 @@ def test_an_unfilled_block_can_be_evicted() -> None:
     assert prompt(p, 3, [*TEXT[:17], 7]) == (17, ReuseLimit(Reason.END, 17))
 
 
-def test_behind_full_blocks() -> None:
+def test_an_unfilled_block_after_full_ones_is_reused() -> None:
     p = pager()
     prompt(p, 0, TEXT[:42])
     assert prompt(p, 1, TEXT[:50]) == (42, ReuseLimit(Reason.NEW, 42))
@@ -133,7 +133,7 @@ def test_behind_full_blocks() -> None:
     assert prompt(p, 3, TEXT[:60]) == (59, ReuseLimit(Reason.END, 59)), "the prompt ends inside a known block"
 
 
-def test_priority_is_soft() -> None:
+def test_priority_delays_eviction_and_does_not_prevent_it() -> None:
     """Eviction passes over a block once per point of priority; then it goes like any other."""
     p = pager(4)
 

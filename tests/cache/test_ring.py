@@ -7,17 +7,7 @@ The first query of a chunk sees `window - 1` tokens before it, and the chunk's l
 
 import numpy as np
 import pytest
-from support.harness import (
-    Driven,
-    assert_near,
-    backend,
-    chunks,
-    expect,
-    fill_with_nan,
-    inputs,
-    named,
-    run,
-)
+from support.harness import Driven, assert_near, backend, chunks, expect, fill_with_nan, inputs, named, run
 
 from kvarn.backends.reference import dense
 from kvarn.cache.placement import GroupConfig

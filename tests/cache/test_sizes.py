@@ -122,7 +122,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_makes_no_sense_is_refused_in_one_line(change: dict, message: str) -> None:
+def test_invalid_settings_are_refused_in_one_line(change: dict, message: str) -> None:
     with pytest.raises(KvarnError) as raised:
         plan(CacheConfig(**(dict(layers=[SPEC], context=256, strategy="contiguous") | change)))
     assert message in str(raised.value)
@@ -130,12 +130,12 @@ def test_what_makes_no_sense_is_refused_in_one_line(change: dict, message: str) 
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 8, 8), (4, 3, 8, 8), (4, 0, 8, 8), (4, 2, 0, 8), (4, 2, 8, 0)])
-def test_senseless_heads_are_refused(bad: tuple[int, int, int, int]) -> None:
+def test_invalid_head_counts_are_refused(bad: tuple[int, int, int, int]) -> None:
     with pytest.raises(KvarnError):
         LayerSpec(*bad)
 
 
-def test_the_default_layout_gives_way_where_it_does_not_fit() -> None:
+def test_head_major_replaces_a_default_layout_that_does_not_fit() -> None:
     assert plan(CacheConfig([SPEC], 256, "paged"), default_layout="panel").layout.name == "panel"
     assert plan(CacheConfig([SPEC], 256, "paged", block_size=16), default_layout="panel").layout.name == "head-major"
 

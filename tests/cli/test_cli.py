@@ -1,4 +1,4 @@
-"""The `kvarn` command as a person meets it."""
+"""The `kvarn` command: tables, errors in one line, pipes and terminals."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_importing_kvarn_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_output_pipe_is_not_an_error() -> None:
     ours = f"{sys.executable} -c 'import sys; from kvarn.cli import main; sys.exit(main())' strategies -c 64 -n 40"
     result = subprocess.run(["sh", "-c", f"{ours} | head -c 1"], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in result.stderr
@@ -119,7 +119,7 @@ COMMAND = [sys.executable, "-c", "import sys; from kvarn.cli import main; sys.ex
 
 
 def in_shell(line: str, **environment: str) -> subprocess.CompletedProcess:
-    """As somebody types it."""
+    """Run a command line in a shell, as a user types it."""
     typed = line.replace("kvarn ", shlex.join(COMMAND) + " ", 1)
     return subprocess.run(["sh", "-c", typed], capture_output=True, env=os.environ | environment, timeout=60)
 
@@ -132,7 +132,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LINES = {  # what is typed, the status, what it says on standard error
     "no standard error": ("kvarn run -m M -p abc -n 2 2>&-", 0, ""),
     "no standard input": ("kvarn run -m M -p - -n 2 <&-", 1, "the prompt is empty"),
-    "nobody at chat": ("kvarn chat -m M <&-", 0, ""),
+    "chat without input": ("kvarn chat -m M <&-", 0, ""),
     "a full disk": ("kvarn run -m M -p abc -n 2 >/dev/full", 1, "output: No space left on device"),
     "rubbish": ("printf '\\377' | kvarn run -m M -p -", 1, "standard input is not UTF-8 text (byte 0)"),
     "nothing": ("kvarn run -m M </dev/null", 1, "give the prompt with -p TEXT, with -f FILE, or on standard input"),
@@ -140,7 +140,7 @@ LINES = {  # what is typed, the status, what it says on standard error
     "no place": ("kvarn run -m M -p abc --trace /nowhere/x", 1, "/nowhere/x: No such file or directory"),
     "no tokens": ("kvarn run -m M -p abc -n 0", 1, "-n is 0; it must be at least 1, or -1"),
     "no step": ("kvarn run -m M -p abc -b 0", 1, "-b is 0; it must be at least 1"),
-    "nobody at once": ("kvarn run -m M -p abc -np 0", 1, "-np is 0; it must be at least 1"),
+    "no sequences": ("kvarn run -m M -p abc -np 0", 1, "-np is 0; it must be at least 1"),
     "no window": ("kvarn inspect M --window 0", 1, "--window is 0; it must be at least 1"),
     "less than no context": ("kvarn inspect M -c -1", 1, "-c is -1; it must be at least 0"),
     "a port that is none": ("kvarn serve -m M --port 99999", 1, "--port is 99999; it must be between 0"),
@@ -151,15 +151,15 @@ LINES = {  # what is typed, the status, what it says on standard error
 
 
 @pytest.mark.parametrize(("line", "status", "error"), LINES.values(), ids=LINES)
-def test_lines_that_people_type(tiny: Path, line: str, status: int, error: str) -> None:
+def test_command_lines_in_a_shell(tiny: Path, line: str, status: int, error: str) -> None:
     done = in_shell(line.replace(" M", f" {tiny}"))
-    told = done.stderr.decode()
-    assert (done.returncode, error in told) == (status, True), told
-    assert told.count("\n") <= 1
-    assert not status or told.startswith("kvarn: ")
+    error_text = done.stderr.decode()
+    assert (done.returncode, error in error_text) == (status, True), error_text
+    assert error_text.count("\n") <= 1
+    assert not status or error_text.startswith("kvarn: ")
 
 
-def test_no_number_of_bytes(capsys: pytest.CaptureFixture) -> None:
+def test_invalid_byte_counts_are_refused(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--cache-bytes", "inf"])
     assert "'inf' is not a number of bytes" in capsys.readouterr().err
@@ -168,12 +168,12 @@ def test_no_number_of_bytes(capsys: pytest.CaptureFixture) -> None:
 def test_unknown_flags_show_the_command_that_does_not_know_them(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--frob"])
-    told = capsys.readouterr().err
-    assert told.startswith("usage: kvarn run ")
-    assert told.endswith("kvarn run: error: unrecognized arguments: --frob\n")
+    error_text = capsys.readouterr().err
+    assert error_text.startswith("usage: kvarn run ")
+    assert error_text.endswith("kvarn run: error: unrecognized arguments: --frob\n")
 
 
-def test_a_terminal_without_all_letters(tiny: Path) -> None:
+def test_a_terminal_that_cannot_encode_every_character(tiny: Path) -> None:
     done = in_shell(f"kvarn run -m {tiny} -p '日本語で' -n 40 --seed 3 --temp 1.5 --json", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"]
@@ -182,8 +182,8 @@ def test_a_terminal_without_all_letters(tiny: Path) -> None:
 
 def test_prompts_through_a_pipe_and_answers_until_the_context_is_full(tiny: Path) -> None:
     done = in_shell(f"printf abcdef | kvarn run -m {tiny} -c 64 -n -1 --ignore-eos --json")
-    told = json.loads(done.stdout)
-    assert (told["finish_reason"], told["prompt_tokens"] + len(told["tokens"])) == ("length", 65)
+    error_text = json.loads(done.stdout)
+    assert (error_text["finish_reason"], error_text["prompt_tokens"] + len(error_text["tokens"])) == ("length", 65)
     whole = json.loads(in_shell(f"kvarn inspect {tiny} -c 0 --json").stdout)
     assert whole["context"] == whole["trained_context"] == 512
     done = in_shell(f"kvarn run -m {tiny} -p abc -c 0 -n -1 --ignore-eos --json")
@@ -191,7 +191,7 @@ def test_prompts_through_a_pipe_and_answers_until_the_context_is_full(tiny: Path
 
 
 @pytest.mark.parametrize(("flags", "message"), [(["-c", "2"], "at least 3"), (["--chunks", "-1"], "--chunks is -1")])
-def test_perplexity_of_nothing(tiny: Path, tmp_path: Path, flags: list[str], message: str, capsys) -> None:
+def test_perplexity_of_an_empty_text(tiny: Path, tmp_path: Path, flags: list[str], message: str, capsys) -> None:
     (tmp_path / "text").write_text("abcdefgh" * 40)
     assert main(["perplexity", "-m", str(tiny), "-f", str(tmp_path / "text"), *flags]) == 1
     assert message in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_a_turn_computes_only_what_is_new(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", KEEPING)
-def test_a_turn_that_differs_goes_back_to_where_it_does(strategy: str) -> None:
+def test_a_turn_that_differs_rewinds_to_the_common_prefix(strategy: str) -> None:
     """The answer's text, tokenized again, is not always the tokens that were sampled."""
     engine = engine_of(strategy=strategy, max_seqs=1)
     history = turn(engine, FIRST).samples[0].tokens
@@ -56,7 +56,7 @@ def test_a_turn_that_differs_goes_back_to_where_it_does(strategy: str) -> None:
     assert third.adoption == (29, ReuseLimit(Reason.END, 29))
 
 
-def test_a_ring_returns_as_far_as_it_is_intact() -> None:
+def test_a_ring_rewinds_only_to_what_is_intact() -> None:
     """Window 32, chunks of 16: three blocks and a half. Back by a little is possible, back to the start is not."""
     engine = engine_of(strategy="ring", max_seqs=1, window=32, block_size=16, max_batch_tokens=16)
     history = turn(engine, FIRST).samples[0].tokens
@@ -69,7 +69,7 @@ def test_a_ring_returns_as_far_as_it_is_intact() -> None:
     assert lost.samples[0].output == turn(fresh, [*FIRST[:20], *NEXT]).samples[0].output
 
 
-def test_what_is_kept_goes_first_when_room_is_needed() -> None:
+def test_parked_sequences_are_dropped_first_when_room_is_needed() -> None:
     engine = engine_of(strategy="contiguous", max_seqs=2)
     for conversation in "ab":
         turn(engine, FIRST, conversation=conversation)
@@ -102,7 +102,7 @@ def test_a_conversation_belongs_to_its_salt() -> None:
 
 
 def test_a_preempted_request_is_one_query() -> None:
-    """Nor are the samples that found no room to fork: one request, one query."""
+    """Preempted, and with samples that found no room to fork: one request is one query."""
     from support.tiny import blocks_of_16
 
     engine = engine_of(max_seqs=5, max_batch_tokens=32, block_size=16, cache_bytes=blocks_of_16(12))

@@ -53,7 +53,7 @@ def drive(engine) -> None:
 
 @pytest.mark.parametrize("place", [0, 20, 99])
 def test_a_step_that_fails_ends_only_the_request_at_fault(place: int) -> None:
-    """Wherever the poison stands: in the first chunk or in the last, the others' answers are the same to the token."""
+    """In the first chunk or in the last: the other answers are the same to the token."""
     engine = engine_of(Failing(), max_batch_tokens=32, max_seqs=6)
     unbiased = SamplingParams(max_tokens=8, logit_bias={POISON: -1000.0})
     poisoned = [*CLEAN[4]]
@@ -120,7 +120,7 @@ def test_the_queue_is_bounded() -> None:
 
 @pytest.mark.any_backend
 def test_beside_decodes_prompts_move_in_small_chunks() -> None:
-    """What bounds the gap between two tokens is the work of one step: decodes and at most so many prompt tokens."""
+    """A step has the decodes and at most 16 prompt tokens, which bounds the gap between two tokens."""
     engine = engine_of(max_batch_tokens=64, max_seqs=4, chunk_while_decoding=16)
     seen = []
     run = engine.program.run

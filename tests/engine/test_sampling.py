@@ -109,10 +109,10 @@ def test_logprobs_are_the_models_own() -> None:
         ("stop", [""]),
     ],
 )
-def test_senseless_parameters_are_refused_by_name(field: str, value: object) -> None:
+def test_invalid_parameters_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(KvarnError, match=f"^{field} is .*; it must be "):
         SamplingParams(**{field: value})
 
 
-def test_one_stop_string_may_stand_alone() -> None:
+def test_stop_may_be_a_single_string() -> None:
     assert SamplingParams(stop="###").stop == ("###",)

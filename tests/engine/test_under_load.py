@@ -1,4 +1,4 @@
-"""64 requests at once: whatever happens around a request, its tokens and log-probabilities are those it has alone."""
+"""64 requests at once: each has the tokens and log-probabilities that it has alone."""
 
 import random
 from dataclasses import replace

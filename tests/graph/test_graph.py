@@ -232,7 +232,7 @@ def plain(ops: Any, config: Any) -> Any:
     return end(ops, ops.add(x, ops.linear(attend(ops, ops.rms_norm(x, "norm")), "out")))
 
 
-def test_the_toy_is_in_order() -> None:
+def test_the_toy_graph_is_valid() -> None:
     assert len(fuse(toy(plain))) == 8
 
 

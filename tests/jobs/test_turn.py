@@ -1,4 +1,4 @@
-"""One at a time: the turn among threads, and Ctrl-C, which waits for the end of a step."""
+"""One thread at a time has the engine; Ctrl-C waits for the end of a step."""
 
 import itertools
 import random
@@ -78,7 +78,7 @@ def test_a_call_does_not_starve_behind_the_thread_that_steps() -> None:
     assert together(lambda: runner.advance(over.is_set), call) == [None, None]
 
 
-def test_what_a_call_raises_is_its_own() -> None:
+def test_an_error_in_a_call_is_raised_to_its_caller() -> None:
     runner = Runner(Counting(), None)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
         runner.call(lambda: 1 // 0)
@@ -86,7 +86,7 @@ def test_what_a_call_raises_is_its_own() -> None:
 
 
 def test_a_thread_that_left_the_queue_is_not_given_the_turn() -> None:
-    """A wait that is interrupted (here by its own question) leaves no place behind that the turn could go to."""
+    """A wait that raises removes its thread from the queue."""
     turn = Turn()
     turn.take()
 
@@ -123,7 +123,7 @@ def interrupted(llm: LLM, at: int, times: int = 1) -> None:
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("at", [0, 1, 9])
 def test_ctrl_c_leaves_nothing_behind(model: Path, at: int, times: int) -> None:
-    """Nor does it cost another job a token; twice, it does not wait for the end of the step."""
+    """Other jobs lose no token. A second Ctrl-C does not wait for the end of the step."""
     llm = LLM(model, cache="paged", max_seqs=2)
     expected = llm.generate("something else", LONG)[0]
     beside = llm.start("something else", LONG)
@@ -179,7 +179,7 @@ def test_ctrl_c_at_every_line(model: Path, cache: str) -> None:
     assert n > 400
 
 
-def test_a_turn_that_ctrl_c_ended_is_kept(model: Path) -> None:
+def test_a_conversation_continues_after_ctrl_c(model: Path) -> None:
     """As in `kvarn chat --cache ring`: the next turn goes on in what this one has computed."""
     llm = LLM(model, cache="ring", max_seqs=1)
     interrupted(llm, 5)
@@ -195,7 +195,7 @@ def test_a_turn_that_ctrl_c_ended_is_kept(model: Path) -> None:
     assert llm.cache.usage().sequences == 0
 
 
-def test_a_handler_of_the_programs_own_stays() -> None:
+def test_a_signal_handler_of_the_program_is_not_replaced() -> None:
     seen = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:

@@ -18,14 +18,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def test_a_quiet_start_says_what_there_is(server: Served) -> None:
+def test_the_summary_at_start_up(server: Served) -> None:
     text = "\n".join(server.summary)
     assert len(server.summary) <= 6
     for fact in ("tiny", "paged", "bf16", "weights 1.3 MiB", "workspace ", "16,384 tokens", "2 API keys", server.url):
         assert fact in text
 
 
-def test_looking_around(server: Served) -> None:
+def test_read_only_endpoints(server: Served) -> None:
     assert server.ask("/health").json == {"status": "ok"}
     assert server.ask("/ready").json == {"status": "ready"}
     (model,) = server.ask("/v1/models", key="alice").json["data"]
@@ -35,10 +35,10 @@ def test_looking_around(server: Served) -> None:
     assert server.ask("/openapi.json").json["openapi"] == "3.1.0"
 
 
-def test_tokens_there_and_back(server: Served) -> None:
-    told = server.ask("/tokenize", {"prompt": "abcdx é"}, "alice").json
-    assert told["count"] == len(told["tokens"]) == 6, "ab, cd, x, a space, two bytes"
-    assert server.ask("/detokenize", {"tokens": told["tokens"]}, "alice").json == {"prompt": "abcdx é"}
+def test_tokenize_and_detokenize(server: Served) -> None:
+    found = server.ask("/tokenize", {"prompt": "abcdx é"}, "alice").json
+    assert found["count"] == len(found["tokens"]) == 6, "ab, cd, x, a space, two bytes"
+    assert server.ask("/detokenize", {"tokens": found["tokens"]}, "alice").json == {"prompt": "abcdx é"}
     chat = server.ask("/tokenize", {"messages": TALK}, "alice").json["tokens"]
     rendered = "<user>Say something, please.\n<assistant>"
     assert server.ask("/detokenize", {"tokens": chat}, "alice").json["prompt"] == rendered
@@ -71,7 +71,7 @@ def test_streamed_and_whole_are_the_same(server: Served) -> None:
                 content = [x for piece in pieces if piece["logprobs"] for x in piece["logprobs"]["content"]]
                 assert content == choice["logprobs"]["content"]
             assert [piece["finish_reason"] for piece in pieces][-1] == choice["finish_reason"]
-        assert all(event["choices"] for event in events), "no empty chunk for those who did not ask for usage"
+        assert all(event["choices"] for event in events), "no empty chunk where usage was not asked for"
         assert "usage" not in events[-1]
         assert events[-1]["kvarn"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
 
@@ -133,16 +133,16 @@ def test_explain_in_the_answer_and_afterwards(server: Served, capsys: pytest.Cap
     assert first["kvarn"]["reuse_ended"]["reason"] in ("nothing shared", "differs")
     body["prompt"] = body["prompt"].replace("moon", "star")
     second = server.ask("/v1/completions", body, "alice").json
-    told = second["kvarn"]
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == told["reused_tokens"] == 41
-    assert told["reuse_ended"]["reason"] == "differs"
-    assert told["reuse_ended"]["at"] == 41
-    assert told["reuse_ended"]["before"] == " at the "
-    assert told["reuse_ended"]["ours"]["onward"] == "star."
-    assert told["reuse_ended"]["theirs"]["onward"].startswith("moon.")
+    found = second["kvarn"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == found["reused_tokens"] == 41
+    assert found["reuse_ended"]["reason"] == "differs"
+    assert found["reuse_ended"]["at"] == 41
+    assert found["reuse_ended"]["before"] == " at the "
+    assert found["reuse_ended"]["ours"]["onward"] == "star."
+    assert found["reuse_ended"]["theirs"]["onward"].startswith("moon.")
     path = f"/kvarn/requests/{second['id']}"
-    assert server.ask(path, key="alice").json == told
-    assert server.ask("/kvarn/requests", key="alice").json["data"][:2] == [told, first["kvarn"]]
+    assert server.ask(path, key="alice").json == found
+    assert server.ask("/kvarn/requests", key="alice").json["data"][:2] == [found, first["kvarn"]]
     for key, status in (("bob", 404), (None, 401)):
         refused = server.ask(path, key=key)
         assert refused.status == status
@@ -176,8 +176,8 @@ def test_keys_share_nothing(server: Served) -> None:
 
 
 def test_the_map_of_the_cache(server: Served) -> None:
-    told = server.cache("alice")
-    assert (told["strategy"], told["codec"], told["blocks"]["all"]) == ("paged", "bf16", 512)
+    found = server.cache("alice")
+    assert (found["strategy"], found["codec"], found["blocks"]["all"]) == ("paged", "bf16", 512)
     with server.start(COMPLETION | {"max_tokens": 1900, "ignore_eos": True}, "bob"):
         live = server.cache("alice")
     assert live["sequences"] == 1
@@ -185,7 +185,7 @@ def test_the_map_of_the_cache(server: Served) -> None:
     (sequence,) = group["sequences"]
     assert [block["first"] for block in sequence["blocks"]][:2] == [0, 32]
     assert live["blocks"]["used"] == len(sequence["blocks"])
-    assert "abcd" not in str(live), "nobody's text"
+    assert "abcd" not in str(live), "no text of a prompt"
 
 
 def test_prefixes_can_be_shared_between_keys(tmp_path) -> None:
@@ -193,12 +193,12 @@ def test_prefixes_can_be_shared_between_keys(tmp_path) -> None:
     with serve(tiny_model(tmp_path), *flags) as served:
         body = {"prompt": "something long that is asked by many", "max_tokens": 1}
         served.ask("/v1/completions", body, "alice")
-        told = served.ask("/v1/completions", body, "bob").json["kvarn"]
-        assert told["recomputed_tokens"] == 1
+        found = served.ask("/v1/completions", body, "bob").json["kvarn"]
+        assert found["recomputed_tokens"] == 1
         body["prompt"] = body["prompt"].replace("many", "few")
-        told = served.ask("/v1/completions", body, "bob").json["kvarn"]
-        ended = told["reuse_ended"]
+        found = served.ask("/v1/completions", body, "bob").json["kvarn"]
+        ended = found["reuse_ended"]
         assert (ended["reason"], "theirs" in ended) == ("differs", False), "shared, but not quoted"
-        assert "many" not in str(told)
+        assert "many" not in str(found)
         assert served.metric("vllm:prefix_cache_queries_total", model_name="t") > 0
         assert served.metric("vllm:kv_cache_usage_perc") == 0

@@ -145,17 +145,17 @@ def test_bad_input(server: Served, path: str, body: object, status: int, message
         {"seed": -5, "n": 1.0},
     ],
 )
-def test_what_asks_for_nothing_is_accepted(server: Served, fields: dict) -> None:
+def test_unsupported_fields_with_neutral_values_are_accepted(server: Served, fields: dict) -> None:
     reply = server.ask(CHAT, chat(**fields))
     assert reply.status == 200, reply
 
 
-def test_clients_can_tell_what_is_too_long(server: Served) -> None:
+def test_a_prompt_that_is_too_long_has_an_error_code(server: Served) -> None:
     for body in (text(prompt="x" * 300), text(prompt="a" * 7_000_000), text(max_tokens=10_000)):
         assert server.ask(TEXT, body).json["error"]["code"] == "context_length_exceeded"
 
 
-def test_other_addresses_and_methods(server: Served) -> None:
+def test_unknown_addresses_and_methods_are_refused(server: Served) -> None:
     assert server.ask("/v1/nothing").status == 404
     assert server.ask("/v1/nothing").error == "GET /v1/nothing: there is nothing here"
     reply = server.ask(TEXT)
@@ -165,7 +165,7 @@ def test_other_addresses_and_methods(server: Served) -> None:
     assert server.ask("/v1/models/%2e%2e%2f").status == 404
 
 
-def test_a_body_that_stops_half_way_is_no_harm(server: Served) -> None:
+def test_a_client_that_leaves_during_its_body_is_harmless(server: Served) -> None:
     connection = server.connection()
     connection.putrequest("POST", TEXT)
     connection.putheader("Content-Length", "1000")

@@ -90,8 +90,8 @@ def test_a_full_queue_answers_429_with_retry_after(deep: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system cannot bound it")
-def test_a_connection_whose_reader_takes_nothing_is_given_up(model: Path) -> None:
-    """Not only the request: what was sent already stands in the system's buffers, and closing would wait for it."""
+def test_the_connection_of_a_client_that_does_not_read_is_closed(model: Path) -> None:
+    """The request is cancelled, and the connection too: closing would wait for what is in the system's buffers."""
     with serve(model, "--reader-seconds", "1", "--drain-seconds", "600") as server, socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect((server.host, server.port))
@@ -148,7 +148,7 @@ def refuses_connections(server: Served) -> bool:
     return False
 
 
-def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_port_in_use_is_reported_in_one_line(model: Path, capsys: pytest.CaptureFixture) -> None:
     from kvarn.cli import main
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -160,8 +160,8 @@ def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture) -
     assert "raise -b above -np" in capsys.readouterr().err
 
 
-def test_many_at_once_get_what_each_gets_alone(model: Path) -> None:
-    """24 callers over HTTP on a cache that forces preemptions; every answer equals the one asked for alone."""
+def test_concurrent_answers_equal_those_of_requests_alone(model: Path) -> None:
+    """24 clients on a cache that forces preemptions; every answer equals that of the same request alone."""
     bodies = [
         {
             "prompt": ("abcdefgh" * 9)[: 20 + 2 * i],

@@ -142,7 +142,7 @@ def test_errors_are_the_packages_own(tiny: openai.OpenAI) -> None:
         tiny.with_options(api_key="wrong").models.list()
 
 
-def test_leaving_a_stream(tiny: openai.OpenAI) -> None:
+def test_closing_a_stream_frees_its_blocks(tiny: openai.OpenAI) -> None:
     with tiny.completions.create(
         model="tiny", prompt="x", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
     ) as stream:

@@ -1,4 +1,4 @@
-"""A writer of small GGUF files for tests, kept apart from the reader: it writes what it is told, lies included."""
+"""A writer of small GGUF files for tests, kept apart from the reader: it also writes files that are wrong."""
 
 import struct
 from dataclasses import dataclass

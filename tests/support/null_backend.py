@@ -1,4 +1,4 @@
-"""A backend that computes nothing: its memory notes the steps it is given, its program always says the same token.
+"""A backend that computes nothing: its memory records steps, its program always predicts the same token.
 
 What the engine and the server promise without looking at content holds on it, too: tests marked `any_backend` run
 twice. It is also the shortest answer to "what must a backend have?".

@@ -91,7 +91,7 @@ class Served:
         return Pending(connection)
 
     def start(self, body: dict, key: str | None = None) -> "Pending":
-        """A stream whose first bytes are here; the caller reads on, or goes away."""
+        """A stream whose first line has arrived."""
         pending = self.post(body | {"stream": True}, key)
         assert pending.response.status == 200, pending.response.read()
         pending.response.readline()
@@ -109,14 +109,14 @@ class Served:
         return self.ask("/kvarn/cache", key=key).json
 
     def until_idle(self) -> None:
-        """Nothing is held any more. (Waits; asserts nothing about how long that takes but that it ends.)"""
+        """Wait until no request runs or waits."""
         self.until(lambda: not self.metric("kvarn:num_requests_running") + self.metric("kvarn:num_requests_waiting"))
 
     def until(self, reached: Callable[[], object]) -> None:
-        """Looks until it is so, and for a minute at most."""
+        """Poll until it holds; fails after a minute."""
         end = time.monotonic() + 60
         while not reached():
-            assert time.monotonic() < end, "the server does not come to that"
+            assert time.monotonic() < end, "it did not happen within a minute"
             time.sleep(0.01)
 
     def stop(self, number: int = signal.SIGTERM) -> int:

@@ -71,7 +71,7 @@ def test_tojson_escapes_nothing_for_web_pages() -> None:
     assert rendered("{{ {'ä': ['<', 1]} | tojson(indent=1) }}") == '{\n "ä": [\n  "<",\n  1\n ]\n}'
 
 
-def test_the_date_is_at_hand() -> None:
+def test_templates_can_format_the_date() -> None:
     assert rendered("{{ strftime_now('%Y') }}") in {str(datetime.now().year), str(datetime.now().year - 1)}
 
 
@@ -106,7 +106,7 @@ def test_errors_are_one_line_and_the_interpreter_is_out_of_reach(source: str, me
         "{{ (strftime_now | attr('__code__')) }}",
     ],
 )
-def test_what_is_out_of_reach_reads_as_nothing(source: str) -> None:
+def test_forbidden_attributes_read_as_undefined(source: str) -> None:
     assert rendered(source) == ""
 
 
