@@ -358,8 +358,8 @@ REFUSED_GRAPHS: dict[Forward, str] = {
     rope_of_v: "linear kv: rope is possible for q and k of attention only",
     sum_into_what_is_needed: "embed embed is still needed when Product overwrites it",
     sum_of_a_value_with_itself: "linear out is still needed when Add overwrites it",
-    something_after_the_logits: "logits are its last operation",
-    no_attention: "a model has attention",
+    something_after_the_logits: "last operation is not logits",
+    no_attention: "the model has no attention",
 }
 
 
