@@ -5,12 +5,13 @@ import random
 
 import numpy as np
 import pytest
-from support.tiny_files import gguf_keys, hf_settings, write_gguf, write_hf
+from support.tiny_files import gguf_keys, hf_settings, safetensors, write_gguf, write_hf
 from support.tiny_models import ARCHITECTURES, weights
 
 from kvarn.errors import BadModel
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.gguf import GGUFFile
+from kvarn.loading.safetensors import SafetensorsFolder
 
 ODD = [None, 0, 1, -1, 2, 3, 7, 2**31, 2**70, 0.0, 0.5, 1e300, -1e-300, True, False, "", "8", [], [1], {}, {"a": 1}]
 
@@ -72,6 +73,15 @@ def test_lists_where_numbers_belong(tmp_path, kind):
     for key in gguf_keys("gemma3"):
         for content in ([], inner):
             assert not opens(write_gguf(tmp_path / "m.gguf", "gemma3", keys={key: (kind, content)}))
+
+
+@pytest.mark.parametrize("prefix", ["{x}.", "{0.y}.", "%s.", "{", ""])
+def test_a_prefix_of_names_is_text_and_nothing_else(tmp_path, prefix):
+    folder = write_hf(tmp_path / "hf", "phi3")
+    plain = SafetensorsFolder.open(folder)
+    stored = {name.replace("model.", prefix, 1): plain.load(name) for name in plain.tensors}
+    (folder / "model.safetensors").write_bytes(safetensors(stored))
+    assert opens(folder)
 
 
 def test_mutated_safetensors(tmp_path):

@@ -58,7 +58,7 @@ def gguf_storage(family: Family, config: ModelConfig) -> Storage:
     """Canonical names are GGUF's."""
     return Storage(
         names={name: name for name in family.tensors(config)},
-        fused=_fused(family, config, "blk.{}.", {each: each.gguf for each in family.fused}),
+        fused=_fused(family, config, "blk.", {each: each.gguf for each in family.fused}),
         adjacent_pairs=family.gguf.adjacent_pairs,
     )
 
@@ -71,22 +71,22 @@ def hf_storage(family: Family, config: ModelConfig, stored: Mapping[str, TensorI
     prefix = next((name.removesuffix(embedding) for name in stored if name.endswith(embedding)), "model.")
     head = next((name for name in stored if name.endswith(head)), head)
     names = {name: prefix + hf for name, hf in outer.items()} | ({} if tied else {"output.weight": head})
-    layer = prefix + "layers.{}."
+    layers = f"{prefix}layers."
     for i in range(config.n_layers):
-        names |= {f"blk.{i}.{name}": f"{layer.format(i)}{tensor.hf}" for name, tensor in family.layer(config).items()}
+        names |= {f"blk.{i}.{name}": f"{layers}{i}.{tensor.hf}" for name, tensor in family.layer(config).items()}
     return Storage(
         names,
-        _fused(family, config, layer, {each: each.hf for each in family.fused}),
+        _fused(family, config, layers, {each: each.hf for each in family.fused}),
         norm_offset=family.hf.norm_offset,
         ignored=("rotary_emb.inv_freq", *([head] if tied else []), *family.hf.ignored),
     )
 
 
-def _fused(family: Family, config: ModelConfig, layer: str, names: Mapping[Fused, str]) -> dict[str, tuple[str, ...]]:
+def _fused(family: Family, config: ModelConfig, layers: str, names: Mapping[Fused, str]) -> dict[str, tuple[str, ...]]:
     """Weights and biases are fused alike, for parts that may have a bias."""
     canonical = family.layer(config)
     return {
-        f"{layer.format(i)}{name}.{kind}": tuple(f"blk.{i}.{part}.{kind}" for part in fused.parts)
+        f"{layers}{i}.{name}.{kind}": tuple(f"blk.{i}.{part}.{kind}" for part in fused.parts)
         for i in range(config.n_layers)
         for fused, name in names.items()
         for kind in ("weight", "bias")
