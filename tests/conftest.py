@@ -17,6 +17,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture
+def reference() -> Iterator[str]:
+    with harness.using("reference"):
+        yield "reference"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that does not look at content also runs on a backend that computes nothing."""
     if metafunc.definition.get_closest_marker("any_backend"):

@@ -1,8 +1,8 @@
 """Runs random attention through the real cache on a schedule, and says what dense attention would give.
 
 Storage is filled with NaN first: a cell that is read before it was written shows in the output. A test that asks for
-the fixture `backend` runs once on the reference and once per instruction set of the native backend; `backend()` gives
-the one whose turn it is.
+the fixture `backend` runs once on the reference and once per instruction set of the native backend; one that asks for
+`reference` runs on that alone. `backend()` gives the one whose turn it is, and raises where neither was asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,6 @@ from kvarn.cache.placement import Placement
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
-from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine import scoring
 from kvarn.graph.ops import Rope
 from kvarn.loading.checkpoint import Checkpoint
@@ -50,7 +49,7 @@ MIX = {  # name: per step, sequence -> new tokens
     "odd": [{0: 7}, {0: 1}] * 18,
 }
 LOG2E = np.float32(1.4426950408889634)
-_current = ["reference"]
+_current: list[str] = []  # the innermost `using` is the last
 
 
 @cache
@@ -74,21 +73,19 @@ def using(name: str, order: str | None = None) -> Iterator[None]:
         native.select_sum_order(before[1])
 
 
+def current() -> str:
+    """The backend whose turn it is. A test that asks for none must not run on the reference by accident."""
+    if not _current:
+        raise RuntimeError("no backend was chosen: use the fixture `backend` (each in turn) or `reference`, or `using`")
+    return _current[-1]
+
+
 def backend() -> Reference | Cpu:
-    return Reference() if _current[-1] == "reference" else Cpu(pool())
+    return Reference() if current() == "reference" else Cpu(pool())
 
 
 def on_cpu() -> bool:
-    return _current[-1] != "reference"
-
-
-def thorough() -> bool:
-    """Bookkeeping does not know instruction sets: everything with the reference and the best one, less with others."""
-    return _current[-1] in BACKENDS[:2]
-
-
-def strategies() -> Sequence[str]:
-    return list(STRATEGIES) if thorough() else ["ring", "paged"]
+    return current() != "reference"
 
 
 class Driven:
@@ -177,7 +174,11 @@ def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Input
 
 
 def fill_with_nan(cache: Driven) -> None:
-    for store in cache.stores:
+    cells_of_nan(cache.stores)
+
+
+def cells_of_nan(stores: Sequence[Store]) -> None:
+    for store in stores:
         for cells in (store.k, store.v):
             if store.codec.name == "bf16":
                 cells[...] = 0x7FC0
