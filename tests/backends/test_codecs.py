@@ -99,7 +99,7 @@ def test_bf16_error_is_half_a_unit() -> None:
 
 
 def test_the_best_instruction_set_is_the_default_and_the_environment_forces_another() -> None:
-    code = "from kvarn import isa; print(native.current())"
+    code = "from kvarn import native; print(native.isa())"
     for wanted, expected in ((None, native.isas()[0]), ("portable", "portable")):
         environment = {k: v for k, v in os.environ.items() if k != "KVARN_ISA"}
         if wanted:

@@ -17,6 +17,7 @@ from support.harness import (
     expect,
     fill_with_nan,
     inputs,
+    last_rows,
     run,
     workload,
     write_rotated,
@@ -40,12 +41,14 @@ LENGTHS = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 51
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_item_22_gqa_against_the_oracle(heads: tuple[int, int], dim: int) -> None:
     spec = LayerSpec(*heads, dim, dim)
+    known = None
     for strategy in ("contiguous", "paged", "head-major"):
         config = CacheConfig([spec], 96, strategy, "f32", max_seqs=2, max_chunk=60)
         schedule = [{0: 60, 1: 1}, {0: 1, 1: 33}, {0: 20, 1: 1}]
         output, _ = run(config, schedule)
-        for key, x in workload(config, schedule).items():
-            assert_near(output[key], expect(x, spec, "f32"), strategy, key)
+        known = known or {key: expect(x, spec, "f32") for key, x in workload(config, schedule).items()}
+        for key in known:
+            assert_near(output[key], known[key], strategy, key)
 
 
 @pytest.mark.usefixtures("backend")
@@ -153,6 +156,7 @@ def test_item_25_rope_is_relative() -> None:
 def test_item_26_lengths(length: int, backend: str) -> None:
     """Prefill and decode at every length where a tile or a block ends, in f32 and in 16 bits."""
     slow = backend == "portable" and length > 600  # test_native_attention says that all instruction sets are equal
+    chunk = length if backend == "reference" and length < 600 else min(length, 40)  # test_long: all rows at once
     spec = LayerSpec(3, 1, 64, 64)
     x = inputs(spec, length, seed=length)
     exact = dense.attend(x.q[-1:], x.k, x.v, spec, 64**-0.5, first=length - 1)
@@ -160,10 +164,10 @@ def test_item_26_lengths(length: int, backend: str) -> None:
         results = []
         for block_size in (32,) if slow else (16, 32, 64):
             config = CacheConfig([spec], 2064, "paged", codec, block_size=block_size, max_chunk=2064)
-            for schedule in (chunks(0, length), chunks(0, length - 1, 1)):
+            for new in (chunk, 1):
                 cache = Driven(config, harness.backend())
                 fill_with_nan(cache)
-                output = drive(cache, [s for s in schedule if s[0]], {(0, 0): x})[0, 0]
+                output = last_rows(cache, x, new)
                 results.append(output[-1:])
                 assert np.linalg.norm(output[-1:] - exact) <= tolerance * np.linalg.norm(exact)
         for other in results[1:]:
@@ -197,12 +201,12 @@ def test_item_26_sequences_that_sit_a_step_out() -> None:
 @pytest.mark.parametrize("strategy", ["contiguous", "ring", "sliding", "paged"])
 def test_item_27_gemmas_window_beside_its_global_layers(strategy: str) -> None:
     local, full = LayerSpec(4, 1, 16, 16, window=512), LayerSpec(4, 1, 16, 16)
-    layers = [local] * 5 + [full]
+    layers = [local] * 2 + [full]
     config = CacheConfig(layers, 1100, strategy, "bf16", max_chunk=256)
     schedule = [{0: 256}, {0: 255}, {0: 1}, {0: 1}, {0: 1}, {0: 256}, {0: 256}, {0: 1}]
     output, cache = run(config, schedule)
     for (_, layer), x in workload(config, schedule).items():
-        if layer in (0, 5):
+        if layer in (0, 2):
             assert_near(output[0, layer], expect(x, layers[layer], "bf16"), layer)
     if strategy == "paged":
         window_blocks = -(-(512 + 256 - 2) // 32) + 1

@@ -358,16 +358,16 @@ def test_item_19_no_leak_over_a_thousand_requests(strategy: str) -> None:
         request(i)
     gc.collect()
     base = tracemalloc.get_traced_memory()[0]
-    for i in range(300, 2300):
+    for i in range(300, 1300):
         request(i)
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - base
     tracemalloc.stop()
-    for i in range(2297, 2300):
+    for i in range(1297, 1300):
         cache.free(i)
     cache.check()
     assert cache.usage().blocks_used == cache.usage().sequences == 0
-    assert grown < 2000 * 24, "less than the smallest object per request: nothing is kept"
+    assert grown < 1000 * 24, "less than the smallest object per request: nothing is kept"
 
 
 def test_item_20_waste_is_less_than_a_block_per_sequence() -> None:

@@ -8,7 +8,6 @@ Not here: whether the steps are right. test_conformance.py proves that through t
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -75,24 +74,28 @@ def renumbered(step: GroupStep, ids: list[int], block_size: int) -> GroupStep:
     )
 
 
-def replay(recording: Recording, place: Reference | Cpu, layout: str | None, codec: str) -> dict[int, np.ndarray]:
-    """Output by sequence, [T, n_heads, dim]. Every cell is NaN before it is written."""
-    planned = plan(replace(recording.config, layout=layout, codec=codec), place.default_layout)
-    memory = place.layers(planned)
+def memory_of(recording: Recording, place: Reference | Cpu, layout: str | None, codec: str) -> HostMemory:
+    """Every cell is NaN before it is written."""
+    memory = place.layers(plan(replace(recording.config, layout=layout, codec=codec), place.default_layout))
     cells_of_nan(memory.stores)
-    return attend_all(recording, memory, lambda step: planned.read_bytes(step))
+    return memory
 
 
-def attend_all(recording: Recording, memory: HostMemory, reads: Callable[[Step], int]) -> dict[int, np.ndarray]:
+def replay_on(memory: HostMemory, recording: Recording) -> dict[int, np.ndarray]:
+    """Output by sequence, [T, n_heads, dim]."""
     output: dict[int, list[np.ndarray]] = {}
     for step, spans, x in zip(recording.steps, recording.spans, recording.rows, strict=True):
         before = memory.counters.read
         memory.apply(step)
         memory.write(0, x.k, x.v)
         result = memory.attend(0, x.q)
-        assert memory.counters.read - before == reads(step), "kernels read what the step says, and no more"
+        assert memory.counters.read - before == memory.plan.read_bytes(step), "what the step says, and no more"
         at = 0
         for seq, start, end in spans:
             output.setdefault(seq, []).append(result[at : at + end - start])
             at += end - start
     return {seq: np.concatenate(parts) for seq, parts in output.items()}
+
+
+def replay(recording: Recording, place: Reference | Cpu, layout: str | None, codec: str) -> dict[int, np.ndarray]:
+    return replay_on(memory_of(recording, place, layout, codec), recording)
