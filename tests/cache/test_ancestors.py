@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import Driven, bits, chunks, drive, fill_with_nan, inputs, oracle, run
+from support.harness import Driven, bits, chunks, drive, fill_with_nan, inputs, oracle, run, using
 
 from kvarn import native
 from kvarn.backends.base import Counters
@@ -17,6 +17,7 @@ from kvarn.errors import BadArray, PastCapacity
 SPEC = LayerSpec(8, 1, 8, 8)
 
 
+@pytest.mark.usefixtures("reference")
 def test_repeated_heads_do_not_claim_the_saving_of_compact_ones() -> None:
     compact = plan(CacheConfig([SPEC], 128, "head-major", "bf16"))
     repeated = plan(CacheConfig([SPEC], 128, "repeated", "bf16"))
@@ -144,6 +145,7 @@ def test_the_miss_counter_moves() -> None:
     assert usage.prefix_misses == {Reason.NOTHING_SHARED: 2, Reason.DIFFERS: 1}, "one found all there was"
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("codec", ["f16", "bf16", "int8"])
 def test_the_native_path_is_the_one_that_runs(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break the native encoder and the cache's write must break with it."""
@@ -156,11 +158,10 @@ def test_the_native_path_is_the_one_that_runs(codec: str, monkeypatch: pytest.Mo
 
 
 def test_bits_do_not_depend_on_the_instruction_set() -> None:
-    before, results = native.isa(), []
+    results = []
     for name in native.isas():
-        native.select_isa(name)
-        output, _ = run(CacheConfig([SPEC], 64, "paged", "int8"), chunks(0, 50, 1))
+        with using(name):
+            output, _ = run(CacheConfig([SPEC], 64, "paged", "int8"), chunks(0, 50, 1))
         results.append(bits(output[0, 0]))
-    native.select_isa(before)
     for other in results[1:]:
         assert (results[0] == other).all()

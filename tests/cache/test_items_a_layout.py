@@ -17,6 +17,7 @@ from support.harness import (
     history,
     inputs,
     run,
+    two_backends,
 )
 
 from kvarn.backends.reference import dense
@@ -103,6 +104,7 @@ def test_item_02_repeated_equals_repeat_and_transpose_at_every_step() -> None:
             assert (wide.transpose(0, 2, 1, 3).reshape(2 * 6, t + 1, 5) == expected).all()
 
 
+@pytest.mark.usefixtures("reference")
 def test_item_02_repeated_exists_only_under_gqa_and_the_plain_repeat_stays() -> None:
     with pytest.raises(KvarnError, match="nothing to repeat"):
         cache_of("repeated", spec=LayerSpec(4, 4, 8, 8))
@@ -112,6 +114,7 @@ def test_item_02_repeated_exists_only_under_gqa_and_the_plain_repeat_stays() -> 
     assert (repeat_heads(x, 2)[:, [1, 3, 5, 7]] == x).all()
 
 
+@two_backends
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -138,6 +141,7 @@ def test_item_04_bytes_written_and_read(strategy: str, codec: str) -> None:
         assert cache.counters.read - read == 2 * layers * spec.n_kv_heads * spec.k_dim * 100 * 4 * copies
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_05_buffers_are_zeroed_persistent_and_flat(strategy: str) -> None:
     cache = cache_of(strategy, context=1200, max_seqs=1, window=64 if STRATEGIES[strategy].windowed else None)
@@ -220,6 +224,7 @@ def test_item_06_misuse_raises_a_named_error_and_changes_nothing(strategy: str) 
         cache_of(strategy).write(0, x.k[:1], x.v[:1])
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("layout", ["token-major", "head-major", "repeated"])
 def test_item_07_history_aliases_storage_for_every_length(layout: str) -> None:
     cache = cache_of("contiguous", 64, layout=layout)
@@ -323,6 +328,7 @@ def test_item_10_chunked_prefill_into_a_ring_sized_by_the_formula() -> None:
         assert_near(output[0, 0], expect(x, spec, "f32"), chunk)
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_item_11_the_write_costs_the_same_at_any_length(strategy: str) -> None:
     cache = cache_of(strategy, 4100, max_chunk=512)

@@ -18,6 +18,7 @@ from support.harness import (
     history,
     inputs,
     named,
+    two_backends,
 )
 
 from kvarn.backends.base import Counters
@@ -47,6 +48,7 @@ def grow(placement: Paged, seq: int, tokens, salt: bytes = b"") -> int:
     return reused
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_item_12_arena_of_blocks(block_size: int) -> None:
     tinyllama, layers = LayerSpec(32, 4, 64, 64), 2
@@ -64,6 +66,7 @@ def test_item_12_arena_of_blocks(block_size: int) -> None:
         assert k.shape == v.shape == (block_size, 4, 64)  # of each layer: [layers, block, kv_heads, dim] over all
 
 
+@pytest.mark.usefixtures("reference")
 def test_item_13_block_arrays_alias_storage() -> None:
     cache = Driven(CacheConfig([SPEC] * 2, 128, "paged", "f32"), backend())
     drive(cache, chunks(0, 100), {(0, layer): inputs(SPEC, 100, seed=layer) for layer in (0, 1)})
@@ -190,6 +193,7 @@ def test_item_16_fragmented_shuffled_and_interleaved_tables() -> None:
         assert (bits(output[seq, 0]) == bits(expected[seq, 0])).all()
 
 
+@two_backends
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", ["paged", "contiguous", "ring", "sinks", "sliding"])
 @pytest.mark.parametrize("codec", CODECS)
@@ -268,6 +272,7 @@ def test_item_17_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert p.blocks(0) == []
 
 
+@pytest.mark.usefixtures("reference")
 def test_item_17_all_groups_or_none() -> None:
     """The global group is full, the local one is not: neither moves."""
     local, full = LayerSpec(2, 1, 4, 4, window=16), LayerSpec(2, 1, 4, 4)
@@ -332,6 +337,7 @@ def test_item_18_senseless_watermarks_are_refused(marks: tuple[float, float]) ->
         pager(20, watermarks=marks)
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("strategy", ["paged", "sliding", "contiguous", "ring"])
 def test_item_19_no_leak_over_a_thousand_requests(strategy: str) -> None:
     config = CacheConfig(

@@ -59,6 +59,7 @@ def test_a_commit_of_a_part_ends_the_step() -> None:
     assert np.isfinite(begin(cache, 4, 12)).all()
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_dropped_step_takes_its_sequences_and_no_others() -> None:
     cache = cache_of()
     for seq in (0, 1):
@@ -74,6 +75,7 @@ def test_a_dropped_step_takes_its_sequences_and_no_others() -> None:
     assert cache.adopt(0, list(range(33))).reused == 5, "what was committed"
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("leaves", ["with the step", "before it"])
 def test_a_dropped_copy_is_not_reused(leaves: str) -> None:
     """Sequence 1 gets a copy of the block that it shares with sequence 0, which then goes back to the start. The copy
@@ -96,6 +98,7 @@ def test_a_dropped_copy_is_not_reused(leaves: str) -> None:
     assert cache.adopt(2, list(range(20))).reused == 0
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_rewind_voids_the_step() -> None:
     cache = cache_of()
     cache.open(0)
@@ -105,6 +108,7 @@ def test_a_rewind_voids_the_step() -> None:
         cache.advance(0, 5)
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_second_step_waits_for_the_names_of_the_first_unless_it_may_run_ahead() -> None:
     for ahead in (0, 2):
         cache = cache_of(ahead=ahead)
@@ -121,6 +125,7 @@ def test_a_second_step_waits_for_the_names_of_the_first_unless_it_may_run_ahead(
         cache.check()
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_sequence_stands_once_in_a_step() -> None:
     cache = cache_of()
     cache.open(0)
@@ -147,6 +152,7 @@ def test_tokens_that_are_no_ids(bad) -> None:
     cache.check()
 
 
+@pytest.mark.usefixtures("reference")
 def test_a_salt_that_is_no_bytes_takes_no_row() -> None:
     cache = cache_of()
     for _ in range(10):
@@ -157,6 +163,7 @@ def test_a_salt_that_is_no_bytes_takes_no_row() -> None:
     cache.check()
 
 
+@pytest.mark.usefixtures("reference")
 def test_lengths_that_are_no_integers() -> None:
     cache = cache_of("contiguous")
     cache.open(0)
@@ -212,6 +219,7 @@ def test_a_sequence_freed_by_another_thread_leaves_the_running_step_whole(strate
     cache.check()
 
 
+@pytest.mark.usefixtures("reference")
 def test_adopt_says_not_sharing_for_any_prompt() -> None:
     for strategy in ("contiguous", "ring"):
         for prompt in ([], [1], [1, 2]):
@@ -276,6 +284,7 @@ def test_a_match_over_evicted_blocks_looks_at_each_block_once() -> None:
         assert len(looks) <= n + 1
 
 
+@pytest.mark.usefixtures("reference")
 def test_what_is_left_of_a_rewind_does_not_depend_on_the_context() -> None:
     """Entries rewritten in the table after a rewind by a few tokens: a window's worth at most."""
     for strategy in ("ring", "sinks", "paged", "contiguous"):

@@ -101,6 +101,7 @@ def test_a_block_as_bytes_is_the_same_whatever_the_layout(codec: str) -> None:
             cache.memory.write_block(0, 0, b"abc")
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_keys_and_values_may_differ_in_width(layout: str, codec: str) -> None:
@@ -125,6 +126,7 @@ def test_dense_attention_is_the_oracle_of_unequal_widths() -> None:
     assert np.allclose(dense.attend(x.q, x.k, x.v, spec, 1.0)[..., :1], one)
 
 
+@pytest.mark.usefixtures("reference")
 def test_positions_advance_before_tokens_are_named() -> None:
     """Two steps in flight under a window: the second is prepared, and has its block, before the first is named."""
     spec = LayerSpec(2, 1, 8, 8, window=16)
