@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.axes import BLOCKS, CHUNK, CONTEXT, SPECS, allowed, config_of
+from support.axes import BLOCKS, CHUNK, CONTEXT, SPECS, allowed, block_sizes, config_of
 from support.harness import MIX, Expected, Schedule, assert_near, bits, expect, run, using, workload
 
 from kvarn.cache.codec import CODECS
@@ -30,7 +30,7 @@ def configs(layouts: Sequence[str | None]) -> list:
     for (i, name), (j, strategy), (k, layout), (m, block_size) in itertools.product(*axes):
         codec = list(CODECS)[(i + j + 2 * k + m) % len(CODECS)]
         config = config_of(SPECS[name], strategy, layout, block_size, codec)
-        if allowed(config):
+        if block_size in block_sizes(strategy) and allowed(config):
             parts = (name, strategy, layout, block_size, codec)
             found.append(pytest.param(config, id="-".join(str(part) for part in parts if part)))
     return found

@@ -2,6 +2,7 @@
 
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
+from kvarn.cache.strategy import STRATEGIES
 from kvarn.errors import KvarnError
 
 CONTEXT, CHUNK = 160, 48
@@ -15,6 +16,12 @@ SPECS = {
     "pinned past a block": LayerSpec(6, 2, 8, 8, window=24, pinned=37),
 }
 BLOCKS = (None, 16, 32, 64)  # None: the strategy's own
+PAGES = BLOCKS[1:]
+
+
+def block_sizes(strategy: str) -> tuple[int | None, ...]:
+    """A strategy's own size is that of a slab, or one of the others."""
+    return BLOCKS if STRATEGIES[strategy].one_page else PAGES
 
 
 def config_of(
