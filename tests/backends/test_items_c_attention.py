@@ -42,7 +42,8 @@ LENGTHS = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 51
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_item_22_gqa_against_the_oracle(heads: tuple[int, int], dim: int) -> None:
     spec = LayerSpec(*heads, dim, dim)
-    for strategy in ("contiguous", "paged", "head-major"):
+    everywhere = harness.current() in harness.BACKENDS[:2]  # other instruction sets: test_kernels has the layouts
+    for strategy in ("contiguous", "paged", "head-major") if everywhere else ("paged",):
         config = CacheConfig([spec], 96, strategy, "f32", max_seqs=2, max_chunk=60)
         schedule = [{0: 60, 1: 1}, {0: 1, 1: 33}, {0: 20, 1: 1}]
         output, _ = run(config, schedule)

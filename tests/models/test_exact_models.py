@@ -150,7 +150,7 @@ def test_batches_do_not_change_a_bit(ready: Ready, batch: int) -> None:
     """Two texts by turns, of many lengths, in chunks of many sizes, all in the same steps."""
     program = ready.on(2)
     cache = cache_for(program, max_seqs=batch)
-    longest = 12 if ready.few_steps or ready.name == "qwen" else len(ready.texts[0])
+    longest = 6 if ready.few_steps else 12 if ready.name == "qwen" else len(ready.texts[0])
     lengths = {seq: longest - seq * longest // (2 * batch) for seq in range(batch)}
     for seq in lengths:
         cache.open(seq)
@@ -177,7 +177,7 @@ def test_batches_do_not_change_a_bit(ready: Ready, batch: int) -> None:
 
 def test_instruction_sets_do_not_change_a_bit(ready: Ready) -> None:
     for name in native.isas():
-        text = ready.texts[0]
+        text = ready.texts[0][: ready.few_steps]
         if name == "portable":
             text = text[: SLOW_TOKENS.get(ready.name, 2)]
         with using(name):
@@ -188,6 +188,8 @@ def test_instruction_sets_do_not_change_a_bit(ready: Ready) -> None:
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "int8"])
 def test_every_codec_gives_the_same_bits_in_pieces_and_on_every_instruction_set(ready: Ready, codec: str) -> None:
+    if ready.few_steps and codec != "bf16":
+        return  # attention does not know the type of the weights: smollm2 as it is has them all
     text = ready.texts[0][: 8 if ready.few_steps else 20]
     for order in native.SUM_ORDERS:
         with using(native.isa(), order):
