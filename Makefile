@@ -11,7 +11,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test check format bench bench-targets fuzz fuzz-attention sanitize soak clean
+.PHONY: run test smoke check format bench bench-targets fuzz fuzz-attention sanitize soak clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -20,6 +20,10 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# The backbone in seconds: every strategy, both backends, a score, a server up and down.
+smoke: $(STAMP)
+	@$(BIN)/python -m pytest tests/test_smoke.py $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support import harness, tiny
@@ -17,6 +18,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture
+def reference() -> Iterator[str]:
+    with harness.using("reference"):
+        yield "reference"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that does not look at content also runs on a backend that computes nothing."""
     if metafunc.definition.get_closest_marker("any_backend"):
@@ -29,6 +36,31 @@ def computing(request: pytest.FixtureRequest) -> Iterator[bool]:
     tiny.computing = request.param
     yield request.param
     tiny.computing = True
+
+
+ORDER = (
+    "test_smoke.py",
+    "cache",
+    "graph",
+    "backends",
+    "models",
+    "loading",
+    "text",
+    "engine",
+    "jobs",
+    "server",
+    "bench",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is cheap and tells most comes first; within a folder nothing moves."""
+
+    def place(item: pytest.Item) -> int:
+        part = item.path.relative_to(Path(__file__).parent).parts[0]
+        return ORDER.index(part) if part in ORDER else len(ORDER)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,132 +1,99 @@
-"""One suite that every strategy, layout, codec, spec, block size and batch mix passes.
+"""The book, the memory and the reference's kernels together: every strategy, layout and block size under every spec.
 
-Against the oracle: within float32's rounding of what the cells hold. Against each other: every bit.
+Against the oracle: within float32's rounding of what the cells hold. Against each other: every bit. Bookkeeping knows
+neither codecs nor instruction sets. So codecs take turns here, and instruction sets do not appear. test_kernels.py
+multiplies by both, over the same steps and without the book.
 """
 
 import itertools
+from collections.abc import Sequence
+from functools import cache
 
+import numpy as np
 import pytest
-from support.harness import MIX, Expected, assert_near, bits, expect, run, strategies, thorough, workload
+from support.axes import BLOCKS, CHUNK, CONTEXT, SPECS, allowed, block_sizes, config_of
+from support.harness import MIX, Expected, Schedule, assert_near, bits, expect, run, using, workload
 
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
-from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.errors import KvarnError
 
-CONTEXT, CHUNK = 160, 48
-SPECS = {
-    "gqa": LayerSpec(6, 2, 8, 8),
-    "mha": LayerSpec(2, 2, 16, 16),
-    "mqa": LayerSpec(4, 1, 8, 8),
-    "window": LayerSpec(6, 2, 8, 8, window=40),
-    "window of 1": LayerSpec(6, 2, 8, 8, window=1),
-    "pinned": LayerSpec(6, 2, 8, 8, window=24, pinned=5),
-    "pinned past a block": LayerSpec(6, 2, 8, 8, window=24, pinned=37),
-}
-BLOCKS = (None, 16, 32, 64)  # None: the strategy's own
+OTHERS = [name for name in MIX if name != "mixed"]
 
 
-def configs(spec: LayerSpec, codec: str):
-    """Every combination that is not refused; what must be refused is listed in test_layouts."""
-    for strategy, layout, block_size in itertools.product(strategies(), LAYOUTS, BLOCKS if thorough() else (32,)):
-        config = CacheConfig(
-            [spec],
-            context=CONTEXT,
-            strategy=strategy,
-            layout=layout,
-            codec=codec,
-            block_size=block_size,
-            max_chunk=CHUNK,
-            max_seqs=4,
-            window=spec.window,
-            pinned=spec.pinned,
-        )
-        try:
-            plan(config)
-        except KvarnError:
-            continue
-        yield pytest.param(config, id=f"{strategy}-{layout}-{block_size}")
+def configs(layouts: Sequence[str | None]) -> list:
+    """Every combination that is not refused. Each meets every codec, under one spec or another."""
+    axes = [list(enumerate(axis)) for axis in (SPECS, STRATEGIES, layouts, BLOCKS)]
+    found = []
+    for (i, name), (j, strategy), (k, layout), (m, block_size) in itertools.product(*axes):
+        codec = list(CODECS)[(i + j + 2 * k + m) % len(CODECS)]
+        config = config_of(SPECS[name], strategy, layout, block_size, codec)
+        if block_size in block_sizes(strategy) and allowed(config):
+            parts = (name, strategy, layout, block_size, codec)
+            found.append(pytest.param(config, id="-".join(str(part) for part in parts if part)))
+    return found
 
 
-def schedule_for(config: CacheConfig) -> str:
-    """Spread the batch mixes over the combinations instead of multiplying by them."""
-    names = list(MIX)
-    return names[hash_of(config) % len(names)]
-
-
-def hash_of(config: CacheConfig) -> int:
-    text = f"{config.strategy} {config.layout} {config.block_size} {config.codec} {config.layers}"
-    return sum(ord(c) * (i + 1) for i, c in enumerate(text))
-
-
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_item_33_every_combination_agrees_with_the_oracle(spec: LayerSpec, codec: str) -> None:
-    tested = 0
-    known: dict[tuple[str, int], Expected] = {}
-    for parameter in configs(spec, codec):
-        (config,) = parameter.values
-        mix = schedule_for(config)
-        output, _ = run(config, MIX[mix])
-        for (seq, layer), x in workload(config, MIX[mix]).items():
-            if (mix, seq) not in known:
-                known[mix, seq] = expect(x, spec, codec)
-            assert_near(output[seq, layer], known[mix, seq], parameter.id, seq)
-        tested += 1
-    assert tested >= (10 if thorough() else 4) * len(strategies())
-
-
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_item_34_every_combination_gives_the_same_bits(spec: LayerSpec, codec: str) -> None:
-    plain = CacheConfig([spec], context=CONTEXT, strategy="contiguous", codec=codec, max_chunk=CONTEXT, max_seqs=4)
-    lengths = {seq: sum(batch.get(seq, 0) for batch in MIX["mixed"]) for seq in range(3)}
-    expected, _ = run(plain, [{seq: n} for seq, n in lengths.items()])  # one at a time, each in one piece
-    for parameter in configs(spec, codec):
-        (config,) = parameter.values
-        output, _ = run(config, MIX["mixed"])
-        for key in expected:
-            assert (bits(output[key]) == bits(expected[key])).all(), (parameter.id, key)
-
-
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("mix", MIX)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_item_21_batch_and_chunks_do_not_change_a_bit(spec: LayerSpec, mix: str) -> None:
-    config = CacheConfig(
-        [spec], context=CONTEXT, strategy="paged", codec="f32", max_chunk=CHUNK, max_seqs=4, window=spec.window
-    )
+@cache
+def expected(spec: LayerSpec, codec: str, mix: str) -> dict[int, tuple[np.ndarray, Expected]]:
+    """By sequence, alone and in one piece: the bits, and what the oracle says."""
+    plain = CacheConfig([spec], CONTEXT, "contiguous", codec, max_chunk=CONTEXT, max_seqs=4)
     lengths: dict[int, int] = {}
     for batch in MIX[mix]:
         for seq, n in batch.items():
             lengths[seq] = lengths.get(seq, 0) + n
-    batched, _ = run(config, MIX[mix])
-    for seq, length in lengths.items():
-        for size in (1, 5, 16, 48):
-            steps = [{seq: min(size, length - start)} for start in range(0, length, size)]
-            alone, _ = run(config, steps)
-            assert (bits(alone[seq, 0]) == bits(batched[seq, 0])).all(), (seq, size)
+    schedule: Schedule = [{seq: n} for seq, n in lengths.items()]
+    with using("reference"):
+        output, _ = run(plain, schedule)
+        data = workload(plain, schedule)
+        return {seq: (output[seq, 0], expect(data[seq, 0], spec, codec)) for seq in lengths}
+
+
+def conforms(config: CacheConfig, mix: str) -> None:
+    (spec,) = config.layers
+    output, _ = run(config, MIX[mix])
+    for seq, (alone, oracle) in expected(spec, config.codec, mix).items():
+        assert_near(output[seq, 0], oracle, seq)
+        assert (bits(output[seq, 0]) == bits(alone)).all(), seq
+
+
+@pytest.mark.requirement(33, 34)
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("config", configs(list(LAYOUTS)))
+def test_every_combination_agrees_with_the_oracle_and_gives_the_same_bits(config: CacheConfig) -> None:
+    conforms(config, "mixed")
+
+
+@pytest.mark.requirement(21, 33)
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("config", configs([None]))
+def test_every_strategy_and_block_size_under_other_schedules(config: CacheConfig) -> None:
+    """Layouts are not multiplied by schedules: a step does not know how a block is laid out."""
+    conforms(config, OTHERS[len(config.strategy + config.codec + str(config.block_size)) % len(OTHERS)])
 
 
 @pytest.mark.usefixtures("backend")
-def test_two_groups_of_layers() -> None:
+@pytest.mark.parametrize("strategy", ["contiguous", "paged", "ring", "sliding"])
+def test_two_groups_of_layers(strategy: str) -> None:
     """Local and global layers side by side, as in Gemma 3: one cache, two tables."""
     local, full = LayerSpec(4, 1, 8, 8, window=20), LayerSpec(4, 1, 8, 8)
-    for strategy in ("contiguous", "paged", "ring", "sliding"):
-        layers = [local, local, full, local]
-        config = CacheConfig(layers, context=CONTEXT, strategy=strategy, codec="f32", max_chunk=CHUNK, max_seqs=4)
-        output, cache = run(config, MIX["mixed"])
-        assert [group.layers for group in cache.plan.groups] == [(0, 1, 3), (2,)]
-        for (seq, layer), x in workload(config, MIX["mixed"]).items():
-            assert_near(output[seq, layer], expect(x, layers[layer], "f32"), strategy, seq, layer)
+    layers = [local, local, full, local]
+    config = CacheConfig(layers, context=CONTEXT, strategy=strategy, codec="f32", max_chunk=CHUNK, max_seqs=4)
+    output, cache = run(config, MIX["mixed"])
+    assert [group.layers for group in cache.plan.groups] == [(0, 1, 3), (2,)]
+    for (seq, layer), x in workload(config, MIX["mixed"]).items():
+        assert_near(output[seq, layer], expect(x, layers[layer], "f32"), seq, layer)
 
 
-def test_every_layout_and_codec_is_in_the_suite() -> None:
+def test_every_strategy_layout_and_codec_is_in_the_suite() -> None:
     """A member added to a table is tested without touching this file."""
-    seen = {(config.layout, config.strategy) for p in configs(SPECS["gqa"], "f32") for config in p.values}
-    assert {layout for layout, _ in seen} == set(LAYOUTS)
-    assert {strategy for _, strategy in seen} == set(STRATEGIES)
+    seen = [config for parameter in configs(list(LAYOUTS)) for config in parameter.values]
+    assert {config.layout for config in seen} == set(LAYOUTS)
+    assert {(config.strategy, config.codec) for config in seen} == set(itertools.product(STRATEGIES, CODECS))
+    assert {(config.layout, config.codec) for config in seen} == set(itertools.product(LAYOUTS, CODECS))
+    assert {(spec, config.codec) for config in seen for spec in config.layers} == set(
+        itertools.product(SPECS.values(), CODECS)
+    )
+    assert {config.block_size for config in seen} == set(BLOCKS)

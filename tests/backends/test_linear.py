@@ -77,8 +77,9 @@ def same(program: CpuProgram, rows: int, expected: np.ndarray, most: int = 129) 
     return bool((bits(logits(program, rows, tokens=text)) == bits(expected[: len(text)])).all())
 
 
+@pytest.mark.requirement(42)
 @pytest.mark.parametrize("kind", TYPES)
-def test_item_42_every_type(kind: str, tmp_path: Path) -> None:
+def test_every_type_is_near_the_reference_and_gives_the_same_bits(kind: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", kind))
     program = load_program(checkpoint, pool())
     expected = logits(program, 512)

@@ -1,9 +1,12 @@
 """The engine on tiny random models: whatever happens around a request, its tokens are the same."""
 
+import itertools
 import random
+from functools import cache
 
 import numpy as np
 import pytest
+from support import tiny
 from support.harness import Driven, bits, score
 from support.tiny import (
     CONTEXT,
@@ -12,6 +15,7 @@ from support.tiny import (
     VOCAB,
     alone,
     blocks_of_16,
+    config_of,
     engine_of,
     finish,
     program_of,
@@ -26,47 +30,60 @@ from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.models.families import FAMILIES
 
 SEEDED = SamplingParams(max_tokens=20, temperature=1.3, top_p=0.95, seed=7)
+TEXT = random.Random(1).choices(range(VOCAB), k=150)
+THOROUGH = "gemma3"  # two groups of layers, one of them with a window: every layout, too
 
 
-def tokens_of(n: int) -> list[int]:
-    """The same for every architecture and whatever ran before."""
-    rng = random.Random(1)
-    return [rng.randrange(VOCAB) for _ in range(n)]
+def logits(architecture: str, chunk: int, n: int = len(TEXT), **cache) -> np.ndarray:
+    """[n, vocabulary] of the text in chunks. (Pinned tokens would change what Gemma's local layers see.)"""
+    program = program_of(architecture)
+    config = CacheConfig(program.config.layer_specs, CONTEXT, max_chunk=len(TEXT), pinned=0, **cache)
+    return score(program, Driven(config, Reference()), TEXT[:n], 0, chunk)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-def test_item_34_logits_are_the_same_bits_whatever_the_cache(architecture: str) -> None:
-    """Every strategy, layout, block size and chunk size: the whole [T, vocabulary] array as integers."""
-    program, tokens = program_of(architecture), tokens_of(150)
-    expected = None
-    for strategy in NAMES:
-        for layout in (None, *LAYOUTS):
-            for block_size in (None, 16, 64):
-                settings = dict(max_chunk=150, pinned=0)  # pinned tokens change what Gemma's local layers see
-                config = CacheConfig(
-                    program.config.layer_specs, CONTEXT, strategy, "bf16", layout, block_size, **settings
-                )
+@cache
+def expected(architecture: str) -> np.ndarray:
+    whole = logits(architecture, len(TEXT), strategy="contiguous", layout="token-major", codec="bf16")
+    assert np.isfinite(whole).all()
+    assert len({int(row.argmax()) for row in whole}) > 4, "the model says something"
+    return whole
+
+
+def choices() -> list:
+    """One layout per strategy: test_conformance.py proves layouts equal one layer below. All of them on one model."""
+    found = []
+    for architecture, strategy in itertools.product(FAMILIES, NAMES):
+        for layout in (None, *LAYOUTS) if architecture == THOROUGH else (None,):
+            for block_size, chunk in ((None, 150), (None, 7), (16, 64), (64, 64)):
+                cache = dict(strategy=strategy, layout=layout, block_size=block_size, codec="bf16")
                 try:
-                    plan(config)
+                    plan(CacheConfig(config_of(architecture).layer_specs, CONTEXT, max_chunk=150, pinned=0, **cache))
                 except KvarnError:
                     continue
-                for chunk in (150, 7) if block_size is None else (64,):
-                    logits = score(program, Driven(config, Reference()), tokens, 0, chunk)
-                    expected = logits if expected is None else expected
-                    assert (bits(logits) == bits(expected)).all(), (strategy, layout, block_size, chunk)
-    assert expected is not None
-    assert np.isfinite(expected).all()
-    assert len({int(row.argmax()) for row in expected}) > 4, "the model says something"
+                name = "-".join(str(part) for part in (architecture, strategy, layout, block_size, chunk) if part)
+                found.append(pytest.param(architecture, chunk, cache, id=name))
+    return found
 
 
+@pytest.mark.requirement(34)
+@pytest.mark.parametrize(("architecture", "chunk", "cache"), choices())
+def test_logits_are_the_same_bits_whatever_the_cache(architecture: str, chunk: int, cache: dict) -> None:
+    """The whole [T, vocabulary] array as integers."""
+    assert (bits(logits(architecture, chunk, **cache)) == bits(expected(architecture))).all()
+
+
+@pytest.mark.requirement(25)
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_item_25_token_by_token(architecture: str) -> None:
-    program, tokens = program_of(architecture), tokens_of(60)
-    caches = [
-        Driven(CacheConfig(program.config.layer_specs, CONTEXT, "paged", "f32", max_chunk=60), Reference())
-        for _ in range(2)
-    ]
-    assert (bits(score(program, caches[0], tokens, 0, 1)) == bits(score(program, caches[1], tokens, 0, 60))).all()
+def test_token_by_token_is_one_piece(architecture: str) -> None:
+    one, whole = (logits(architecture, chunk, n=60, strategy="paged", codec="f32") for chunk in (1, 60))
+    assert (bits(one) == bits(whole)).all()
+
+
+@cache
+def alone_once(prompt: tuple[int, ...], seeded: bool, computing: bool) -> list[int]:
+    """`computing` is read by `alone`: the null backend has answers of its own."""
+    assert computing == tiny.computing
+    return alone(list(prompt), SEEDED if seeded else GREEDY)
 
 
 @pytest.mark.any_backend
@@ -77,7 +94,7 @@ def test_batched_equals_alone(strategy: str, params: SamplingParams) -> None:
     requests = [engine.add(prompt, params) for prompt in PROMPTS]
     finish(engine)
     for prompt, request in zip(PROMPTS, requests, strict=True):
-        assert request.samples[0].output == alone(prompt, params)
+        assert request.samples[0].output == alone_once(tuple(prompt), params is SEEDED, tiny.computing)
         assert request.samples[0].finish_reason == "length"
     assert engine.cache.usage().blocks_used == 0
 
@@ -114,7 +131,8 @@ def test_parallel_samples_fork_the_prompt() -> None:
         assert [sample.output for sample in again.samples] == outputs, (strategy, max_seqs)
 
 
-def test_item_24_cached_tokens_and_kernel_calls() -> None:
+@pytest.mark.requirement(24)
+def test_the_cache_holds_prompt_and_generated_tokens_less_one() -> None:
     engine = engine_of(strategy="contiguous", max_seqs=1)
     request = engine.add(PROMPTS[1], SamplingParams(max_tokens=5))
     held = []
@@ -125,7 +143,8 @@ def test_item_24_cached_tokens_and_kernel_calls() -> None:
     assert engine.memory.counters.calls == {"prefill": 3, "decode": 4 * 3}
 
 
-def test_item_29_a_mixed_step_calls_each_kernel_once_per_layer() -> None:
+@pytest.mark.requirement(29)
+def test_a_mixed_step_calls_each_kernel_once_per_layer() -> None:
     engine = engine_of()
     engine.add(PROMPTS[0], GREEDY)
     engine.step()

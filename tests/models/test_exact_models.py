@@ -43,6 +43,12 @@ class Ready(NamedTuple):
     texts: tuple[list[int], list[int]]
     expected: tuple[np.ndarray, np.ndarray]  # of each text, in one piece, in one thread
 
+    @property
+    def few_steps(self) -> int | None:
+        """Tokens to decode one by one. The widened copies read 270 and 540 MB per step; their lengths are those of the
+        file as it is, which decodes the whole text."""
+        return 12 if "-" in self.name else None
+
     def on(self, threads: int) -> CpuProgram:
         """The same weights on the instruction set in use and another pool."""
         config = self.checkpoint.config
@@ -113,12 +119,14 @@ def ready(request: pytest.FixtureRequest) -> Ready:
     return Ready(request.param, checkpoint, program, texts, tuple(logits(program, text) for text in texts))
 
 
+@pytest.mark.requirement(25)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_item_25_chunks_and_threads(ready: Ready, threads: int) -> None:
+def test_chunks_and_threads_do_not_change_a_bit(ready: Ready, threads: int) -> None:
     """1 is decode: the same bits as prefill."""
     program = ready.on(threads)
     for chunk in (1, 7, 64, 512):
-        assert same(logits(program, ready.texts[0], chunk), ready.expected[0]), chunk
+        text = ready.texts[0][: ready.few_steps] if chunk == 1 else ready.texts[0]
+        assert same(logits(program, text, chunk), ready.expected[0]), chunk
 
 
 def choices(name: str) -> list[dict]:
@@ -129,18 +137,20 @@ def choices(name: str) -> list[dict]:
     return found + [dict(strategy=strategy, block_size=size) for strategy in ("paged", "ring") for size in (16, 32, 64)]
 
 
-def test_item_34_strategies_layouts_and_block_sizes(ready: Ready) -> None:
-    program, text = ready.on(2), ready.texts[0][:20]
+@pytest.mark.requirement(34)
+def test_strategies_layouts_and_block_sizes_do_not_change_a_bit(ready: Ready) -> None:
+    program, text = ready.on(2), ready.texts[0][: 9 if ready.few_steps else 20]  # a chunk, and a token
     for choice in choices(ready.name):
         assert same(logits(program, text, 8, **choice), ready.expected[0]), choice
 
 
+@pytest.mark.requirement(21)
 @pytest.mark.parametrize("batch", [1, 4, 16, 32])
-def test_item_21_batches(ready: Ready, batch: int) -> None:
+def test_batches_do_not_change_a_bit(ready: Ready, batch: int) -> None:
     """Two texts by turns, of many lengths, in chunks of many sizes, all in the same steps."""
     program = ready.on(2)
     cache = cache_for(program, max_seqs=batch)
-    longest = len(ready.texts[0]) if ready.name != "qwen" else 12
+    longest = 6 if ready.few_steps else 12 if ready.name == "qwen" else len(ready.texts[0])
     lengths = {seq: longest - seq * longest // (2 * batch) for seq in range(batch)}
     for seq in lengths:
         cache.open(seq)
@@ -165,25 +175,27 @@ def test_item_21_batches(ready: Ready, batch: int) -> None:
         turn += 1
 
 
-def test_instruction_sets(ready: Ready) -> None:
+def test_instruction_sets_do_not_change_a_bit(ready: Ready) -> None:
     for name in native.isas():
-        text = ready.texts[0]
+        text = ready.texts[0][: ready.few_steps]
         if name == "portable":
             text = text[: SLOW_TOKENS.get(ready.name, 2)]
         with using(name):
             program = ready.on(2)
             assert same(logits(program, text), ready.expected[0]), name
-            assert same(logits(program, text[:12], 1), ready.expected[0]), name
+            assert same(logits(program, text[: 3 if ready.few_steps else 12], 1), ready.expected[0]), name
 
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "int8"])
 def test_every_codec_gives_the_same_bits_in_pieces_and_on_every_instruction_set(ready: Ready, codec: str) -> None:
-    text = ready.texts[0][:20]
+    if ready.few_steps and codec != "bf16":
+        return  # attention does not know the type of the weights: smollm2 as it is has them all
+    text = ready.texts[0][: 8 if ready.few_steps else 20]
     for order in native.SUM_ORDERS:
         with using(native.isa(), order):
             program = ready.on(2)
             expected = logits(program, text, codec=codec)
-            assert same(logits(program, text, 6, codec=codec), expected), order
+            assert same(logits(program, text, 3 if ready.few_steps else 6, codec=codec), expected), order
         for name in native.isas()[1:-1]:
             with using(name, order):
                 assert same(logits(ready.on(2), text, 20, codec=codec), expected), (name, order)
@@ -195,14 +207,15 @@ def test_under_a_hog(ready: Ready) -> None:
     try:
         program = ready.on(2)
         for chunk in (1, 4):
-            assert same(logits(program, ready.texts[0][:8], chunk), ready.expected[0]), chunk
+            assert same(logits(program, ready.texts[0][: 4 if ready.few_steps else 8], chunk), ready.expected[0]), chunk
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
 
 
-def test_item_43_the_whole_golden_text(ready: Ready) -> None:
+@pytest.mark.requirement(43)
+def test_the_whole_golden_text_agrees_with_llama_cpp(ready: Ready) -> None:
     """All 511 positions, and llama.cpp's greedy texts on the quantized files until it is in doubt (test_real_models
     says what can be asked). Measured, against the widened and the quantized file: qwen 100 and 99.4 %, gemma 99.4 and
     98.6, smollm2 98.9 and 99.6; in bf16 and f32 100 %, and in f32 margins within 0.0001 nats."""
@@ -243,8 +256,9 @@ def test_against_the_reference(ready: Ready) -> None:
     assert error < ERROR[ready.name], error
 
 
+@pytest.mark.requirement(36)
 @pytest.mark.parametrize(("codec", "theirs"), [("f32", 23.5659), ("f16", 23.5898)])
-def test_item_36_perplexity_is_that_of_llama_cpp(codec: str, theirs: float) -> None:
+def test_perplexity_is_that_of_llama_cpp(codec: str, theirs: float) -> None:
     """WikiText-2, the first 40 windows of 512, second halves scored, at the same type of cache."""
     program = load_program(open_checkpoint(model("smollm2")), pool())
     cache = cache_for(program, context=512, max_chunk=512, codec=codec, strategy="contiguous")

@@ -20,8 +20,9 @@ from kvarn.loading.checkpoint import open_checkpoint
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tiny.json").read_text())
 
 
+@pytest.mark.requirement(43)
 @pytest.mark.parametrize("variant", tiny_gguf.VARIANTS)
-def test_item_43_in_step_with_llama_cpp(variant: str, tmp_path: Path) -> None:
+def test_log_probabilities_are_those_of_llama_cpp(variant: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_gguf.write(tmp_path / "tiny.gguf", variant))
     program = ReferenceProgram(checkpoint.config, load_weights(checkpoint))
     cache = Driven(CacheConfig(checkpoint.config.layer_specs, 128, "paged", "f32"), Reference())

@@ -86,7 +86,8 @@ def reading(request: pytest.FixtureRequest) -> Reading:
     return read(program(name), name, (golden(f"{name}-f32"), LEAD), (golden(name), NOISY_LEAD))
 
 
-def test_item_43_top_1_agrees_with_llama_cpp(reading: Reading) -> None:
+@pytest.mark.requirement(43)
+def test_top_1_agrees_with_llama_cpp(reading: Reading) -> None:
     """Measured: the same token at all 511 positions of every model, margins within 0.0002 nats, or 0.016 for Gemma,
     whose GELU llama.cpp looks up in a table of f16."""
     known = golden(f"{reading.name}-f32")
@@ -94,11 +95,13 @@ def test_item_43_top_1_agrees_with_llama_cpp(reading: Reading) -> None:
     assert np.abs(reading.margins - np.array(known["margins"])[: len(reading.margins)]).max() < 0.02
 
 
-def test_item_43_golden_texts(reading: Reading) -> None:
+@pytest.mark.requirement(43)
+def test_greedy_texts_are_those_of_llama_cpp(reading: Reading) -> None:
     reading.continues(golden(f"{reading.name}-f32"), LEAD)
 
 
-def test_item_43_quantized_files_agree_as_far_as_llama_cpps_rounding_permits(reading: Reading) -> None:
+@pytest.mark.requirement(43)
+def test_quantized_files_agree_as_far_as_llama_cpps_rounding_permits(reading: Reading) -> None:
     """Measured: qwen 99.2 %, tinyllama 98.7, gemma 99.0, smollm2 99.4. llama.cpp with itself, token by token against
     one batch: 98.1, 98.7, 99.0 and 99.1. Its margins move by 0.1 to 0.2 nats (standard deviation)."""
     known = golden(reading.name)
@@ -106,8 +109,9 @@ def test_item_43_quantized_files_agree_as_far_as_llama_cpps_rounding_permits(rea
     reading.continues(known, NOISY_LEAD)
 
 
+@pytest.mark.requirement(24)
 @pytest.mark.parametrize("bos", [False, True])
-def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
+def test_the_quick_brown_fox_is_cached_once_and_attended_once_per_layer(reading: Reading, bos: bool) -> None:
     """TinyLlama: five tokens without BOS, six with. The cache ends with prompt + generated - 1, and each layer is asked
     once per step."""
     tokens = tokenizer(model(reading.name)).encode("The quick brown fox", bos=bos)
@@ -122,7 +126,8 @@ def test_item_24_the_quick_brown_fox(reading: Reading, bos: bool) -> None:
     assert engine.memory.counters.calls == {"prefill": layers, "decode": 4 * layers}
 
 
-def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> None:
+@pytest.mark.requirement(43)
+def test_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> None:
     """stories15M, converted from llama2.c's format: f32 from the start."""
     checkpoint = open_checkpoint(stories.write_folder(model("stories15m"), tmp_path / "stories"))
     ready = ReferenceProgram(checkpoint.config, load_weights(checkpoint), pool())
@@ -133,33 +138,33 @@ def test_item_43_a_safetensors_folder_agrees_with_llama_cpp(tmp_path: Path) -> N
 
 
 def choices(name: str) -> list[dict]:
-    """Every lossless strategy, layout and block size. (Pinned tokens change what Gemma's local layers see.)"""
+    """Every lossless strategy, and small blocks. (Pinned tokens change what Gemma's local layers see.)"""
     found = [dict(strategy=strategy, pinned=0) for strategy in STRATEGIES]
-    found += [dict(strategy="paged", layout=layout) for layout in ("token-major", "head-major", "panel", "repeated")]
-    found += [dict(strategy=strategy, block_size=size) for strategy in ("paged", "ring") for size in (16, 32, 64)]
-    return found
+    return found + [dict(strategy=strategy, block_size=16) for strategy in ("paged", "ring")]
 
 
-SCORED = 16  # rows of logits, the last ones of the text, which depend on all before
+SCORED = 8  # rows of logits, the last ones of the text, which depend on all before
 
 
+@pytest.mark.requirement(25, 34)
 @pytest.mark.parametrize("name", SMALL)
-def test_items_25_and_34_logits_are_bit_equal_across_the_cache_and_whatever_the_chunks(name: str) -> None:
-    """The same over whole texts, all rows and more chunks with the native backend: test_exact_models."""
-    ready, tokens = program(name), golden(name)["tokens"][:70]
+def test_logits_are_the_same_bits_whatever_the_cache_and_the_chunks(name: str) -> None:
+    """A text past two blocks of 16 and one of 32. Longer texts, all rows and every layout: with the native backend in
+    test_exact_models, and on tiny models with this one in test_engine."""
+    ready, tokens = program(name), golden(name)["tokens"][:36]
     first = len(tokens) - SCORED
     expected = score(ready, cache_for(ready, codec="bf16"), tokens, first, 512)
     for choice in choices(name):
         ours = score(ready, cache_for(ready, **({"codec": "bf16"} | choice)), tokens, first, 512)
         assert (bits(ours) == bits(expected)).all(), choice
-    for chunk in (7, 64):
-        ours = score(ready, cache_for(ready, "paged", "bf16"), tokens, first, chunk)
-        assert (bits(ours) == bits(expected)).all(), chunk
-    decoded = score(ready, cache_for(ready, "paged", "bf16"), tokens[:20], 0, 1)
-    assert (bits(decoded) == bits(score(ready, cache_for(ready, codec="bf16"), tokens[:20], 0, 512))).all()
+    ours = score(ready, cache_for(ready, "paged", "bf16"), tokens, first, 7)
+    assert (bits(ours) == bits(expected)).all()
+    decoded = score(ready, cache_for(ready, "paged", "bf16"), tokens[:6], 0, 1)
+    assert (bits(decoded) == bits(score(ready, cache_for(ready, codec="bf16"), tokens[:6], 0, 512))).all()
 
 
-def test_item_21_a_batch_on_a_real_model_equals_each_alone() -> None:
+@pytest.mark.requirement(21)
+def test_a_batch_on_a_real_model_equals_each_alone() -> None:
     llm = LLM(model("smollm2"), cache="paged", context=512, max_seqs=3, max_batch_tokens=40)
     prompts = ["The quick brown fox", "Once upon a time", "def f(x):", "1, 2, 3,", "The quick brown fox is"]
     params = SamplingParams(max_tokens=8, logprobs=1)
@@ -168,7 +173,8 @@ def test_item_21_a_batch_on_a_real_model_equals_each_alone() -> None:
         assert llm.generate(prompt, params)[0].completions == batched.completions
 
 
-def test_item_36_perplexity_is_that_of_llama_cpp() -> None:
+@pytest.mark.requirement(36)
+def test_perplexity_is_that_of_llama_cpp() -> None:
     """WikiText-2, the first 8 windows of 512 tokens, llama.cpp on the widened file. The first 40 take minutes: 23.5115
     from the logits of both; 23.5081 from the probabilities that llama.cpp reports, summed in f32 (docs/journal.md)."""
     ready = program("smollm2")
@@ -177,7 +183,8 @@ def test_item_36_perplexity_is_that_of_llama_cpp() -> None:
     assert math.isclose(result.ppl, 24.4938, abs_tol=0.01)
 
 
-def test_item_36_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
+@pytest.mark.requirement(36)
+def test_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
     """The first 8 windows: 24.6180 by llama.cpp on the quantized file, token by token, 24.6074 here. The first 40 take
     minutes: 23.6061, or in batches 23.5659, and 23.5772 here; test_exact_models has them with the native backend."""
     checkpoint = open_checkpoint(model("smollm2"))

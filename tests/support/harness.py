@@ -1,10 +1,11 @@
 """Runs random attention through the real cache on a schedule, and says what dense attention would give.
 
 Storage is filled with NaN first: a cell that is read before it was written shows in the output. A test that asks for
-the fixture `backend` runs once on the reference and once per instruction set of the native backend; `backend()` gives
-the one whose turn it is.
+the fixture `backend` runs once on the reference and once per instruction set of the native backend; one that asks for
+`reference` runs on that alone. `backend()` gives the one whose turn it is, and raises where neither was asked for.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from kvarn.cache.placement import Placement
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
-from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine import scoring
 from kvarn.graph.ops import Rope
 from kvarn.loading.checkpoint import Checkpoint
@@ -43,6 +43,8 @@ class LacksInstructions(pytest.skip.Exception):
 
 Schedule = Sequence[dict[int, int]]  # per step: sequence -> new tokens
 BACKENDS = ("reference", *native.isas())  # the native one by instruction set
+two_backends = pytest.mark.parametrize("backend", BACKENDS[:2], indirect=True)
+"""The reference and the best instruction set: for what the others cannot change, as test_kernels.py shows."""
 MIX = {  # name: per step, sequence -> new tokens
     "mixed": [{0: 33}, {0: 1, 1: 48}, {1: 48, 2: 1, 0: 1}, {0: 30, 1: 1, 2: 47}, {0: 48, 1: 1, 2: 1}, {0: 47, 1: 48}],
     "alone": [{0: 48}, {0: 48}, {0: 48}, {0: 16}],
@@ -50,7 +52,7 @@ MIX = {  # name: per step, sequence -> new tokens
     "odd": [{0: 7}, {0: 1}] * 18,
 }
 LOG2E = np.float32(1.4426950408889634)
-_current = ["reference"]
+_current: list[str] = []  # the innermost `using` is the last
 
 
 @cache
@@ -74,21 +76,19 @@ def using(name: str, order: str | None = None) -> Iterator[None]:
         native.select_sum_order(before[1])
 
 
+def current() -> str:
+    """The backend whose turn it is. A test that asks for none must not run on the reference by accident."""
+    if not _current:
+        raise RuntimeError("no backend was chosen: use the fixture `backend` (each in turn) or `reference`, or `using`")
+    return _current[-1]
+
+
 def backend() -> Reference | Cpu:
-    return Reference() if _current[-1] == "reference" else Cpu(pool())
+    return Reference() if current() == "reference" else Cpu(pool())
 
 
 def on_cpu() -> bool:
-    return _current[-1] != "reference"
-
-
-def thorough() -> bool:
-    """Bookkeeping does not know instruction sets: everything with the reference and the best one, less with others."""
-    return _current[-1] in BACKENDS[:2]
-
-
-def strategies() -> Sequence[str]:
-    return list(STRATEGIES) if thorough() else ["ring", "paged"]
+    return current() != "reference"
 
 
 class Driven:
@@ -101,6 +101,7 @@ class Driven:
         self.backend = place
         self.host = place.layers(planned) if allocate is None else HostMemory(planned, place.kernels, allocate)
         self.memory: Memory = CpuMemory(self.host) if isinstance(place, Cpu) else self.host
+        self._applying = threading.Lock()
         self.stores, self.tables, self.arena = self.host.stores, self.host.tables, self.host.arena
         self.write, self.attend, self.spec = self.host.write, self.host.attend, self.host.spec
 
@@ -112,22 +113,23 @@ class Driven:
         return self.memory.counters
 
     def prepare(self, seqs: Sequence[int]) -> Step:
-        step = self.book.prepare(seqs)
-        self.memory.apply(step)
+        with self._applying:  # steps are applied in the order in which they were prepared
+            step = self.book.prepare(seqs)
+            self.memory.apply(step)
+            self._check_tables(step)
         return step
+
+    def _check_tables(self, step: Step) -> None:
+        """After a step, its rows of every table hold all blocks of their sequences."""
+        for placement, table in zip(self.book.placements, self.tables, strict=True):
+            for seq, row in zip(step.seqs, step.rows, strict=True):
+                blocks = placement.blocks(seq)
+                assert table.blocks[row, : len(blocks)].tolist() == [block for block, _ in blocks], "a stale row"
+                assert table.first[row, : len(blocks)].tolist() == [first for _, first in blocks], "a stale row"
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         self.book.advance(seq, len(tokens))
         self.book.commit(seq, tokens)
-
-    def check(self) -> None:
-        """The book, and that tables hold what the book says of every sequence's blocks, as far as they were told."""
-        self.book.check()
-        for entry in self.book._entries.values():
-            for r, table in zip(entry.residencies, self.tables, strict=True):
-                known = min(r.changed, len(r.blocks))
-                assert table.blocks[entry.row, :known].tolist() == r.blocks[:known], "a stale row"
-                assert table.first[entry.row, :known].tolist() == r.firsts[:known], "a stale row"
 
 
 def named(placement: Placement, seq: int, tokens: Sequence[int]) -> None:
@@ -177,7 +179,11 @@ def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Input
 
 
 def fill_with_nan(cache: Driven) -> None:
-    for store in cache.stores:
+    cells_of_nan(cache.stores)
+
+
+def cells_of_nan(stores: Sequence[Store]) -> None:
+    for store in stores:
         for cells in (store.k, store.v):
             if store.codec.name == "bf16":
                 cells[...] = 0x7FC0
@@ -215,6 +221,21 @@ def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]
             cache.commit(seq, range(a, b))
             done[seq] = b
         cache.check()
+    return output
+
+
+def last_rows(cache: Driven, x: Inputs, new: int) -> np.ndarray:
+    """Output of a sequence's last `new` tokens in one step. Those before are written, and nobody attends for them."""
+    start, end = len(x.q) - new, len(x.q)
+    cache.open(0)
+    for first, last in ((0, start), (start, end)):
+        if first < last:
+            assert cache.reserve(0, last)
+            cache.prepare([0])
+            cache.write(0, x.k[first:last], x.v[first:last])
+            output = cache.attend(0, x.q[start:end]) if last == end else None
+            cache.commit(0, range(first, last))
+            cache.check()
     return output
 
 
@@ -265,6 +286,17 @@ def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
     both = np.concatenate([v, np.abs(v)], axis=-1)
     values, average = np.split(dense.attend(q[first:], k, both, spec, scale, first), 2, axis=-1)
     return Expected(values, 1.01 * 2.0**-8 * average)
+
+
+_known: dict[tuple, Expected] = {}
+
+
+def expect_once(key: object, x: Inputs, spec: LayerSpec, codec: str) -> Expected:
+    """`expect`, remembered: the key names the inputs of this spec. The oracle is slow, and other backends ask again."""
+    known = (key, spec, codec, len(x.q), on_cpu() and codec not in ("f32", "f16"))
+    if known not in _known:
+        _known[known] = expect(x, spec, codec)
+    return _known[known]
 
 
 def assert_near(output: np.ndarray, expected: Expected, *where: object) -> None:

@@ -166,7 +166,8 @@ def test_a_megabyte_of_anything(kind: str, unit: str) -> None:
     small = spm(words, user_defined=("\n\n", "\n\n\n"))
     metadata = small if kind == "spm" else bpe(("a a", "aa aa", "Ġ Ġ", "Ċ Ċ"), control=("<s>",), pre="qwen2")
     tokenizer = Tokenizer.from_gguf(metadata)
-    text = unit * (1_000_000 // len(unit.encode()))
+    size = 1_000_000 if unit in ("a", " ") else 200_000  # what takes its square would not end for either
+    text = unit * (size // len(unit.encode()))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
 
