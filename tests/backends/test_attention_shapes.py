@@ -16,6 +16,7 @@ from support.harness import (
     expect,
     fill_with_nan,
     inputs,
+    last_rows,
     oracle,
     run,
     workload,
@@ -44,7 +45,8 @@ LENGTHS = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 51
 def test_grouped_heads_against_the_oracle(heads: tuple[int, int], dim: int) -> None:
     spec = LayerSpec(*heads, dim, dim)
     known = None
-    for strategy in ("contiguous", "paged", "head-major"):
+    everywhere = harness.current() in harness.BACKENDS[:2]  # other instruction sets: test_kernels has the layouts
+    for strategy in ("contiguous", "paged", "head-major") if everywhere else ("paged",):
         config = CacheConfig([spec], 96, strategy, "f32", max_seqs=2, max_chunk=60)
         schedule = [{0: 60, 1: 1}, {0: 1, 1: 33}, {0: 20, 1: 1}]
         output, _ = run(config, schedule)
@@ -74,14 +76,15 @@ def test_prefill_and_decode_at_every_length_where_a_tile_or_block_ends(length: i
     spec = LayerSpec(3, 1, 64, 64)
     x = inputs(spec, length, seed=length)
     exact = dense.attend(x.q[-1:], x.k, x.v, spec, 64**-0.5, first=length - 1)
+    chunk = length if backend == "reference" and length < 600 else min(length, 40)  # other tests compute all rows
     for codec, tolerance in (("f32", 5e-6), ("f16", 1e-2), ("bf16", 1e-2))[: 1 if slow else 3]:
         results = []
         for block_size in (32,) if slow else (16, 32, 64):
             config = CacheConfig([spec], 2064, "paged", codec, block_size=block_size, max_chunk=2064)
-            for schedule in (chunks(0, length), chunks(0, length - 1, 1)):
+            for new in (chunk, 1):
                 cache = Driven(config, harness.backend())
                 fill_with_nan(cache)
-                output = drive(cache, [s for s in schedule if s[0]], {(0, 0): x})[0, 0]
+                output = last_rows(cache, x, new)
                 results.append(output[-1:])
                 assert np.linalg.norm(output[-1:] - exact) <= tolerance * np.linalg.norm(exact)
         for other in results[1:]:

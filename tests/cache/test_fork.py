@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import Driven, assert_near, backend, expect, fill_with_nan, inputs, oracle
+from support.harness import Driven, assert_near, backend, expect, fill_with_nan, inputs, oracle, two_backends
 from support.pager import SPEC
 
 from kvarn.backends.reference import Reference
@@ -14,6 +14,7 @@ GROUP_OF_8 = LayerSpec(8, 1, 8, 8)
 
 
 @pytest.mark.requirement(16, 49)
+@two_backends
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("strategy", ["paged", "contiguous", "ring", "sinks", "sliding"])
 @pytest.mark.parametrize("codec", CODECS)

@@ -7,7 +7,7 @@ Only the write is constant: attention reads the whole history.
 import numpy as np
 import pytest
 from support.caches import SPEC, cache_of, write_step
-from support.harness import bits, chunks, drive, inputs
+from support.harness import bits, chunks, drive, inputs, two_backends
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.cells import repeat_heads
@@ -52,6 +52,7 @@ def test_layers_never_overwrite_each_other(strategy: str, codec: str) -> None:
 
 
 @pytest.mark.requirement(4)
+@two_backends
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
