@@ -1,4 +1,4 @@
-"""kvarn: an inference engine for language models whose KV cache is the product.
+"""kvarn: an inference engine for language models. Its KV cache is the product.
 
     from kvarn import LLM, SamplingParams
 

@@ -3,8 +3,8 @@
 NumPy's exp, log, sin, sum, mean, einsum and matmul choose their instructions by processor, array length
 and position in the array. The order of rounding then differs. Results that affect an answer are
 therefore computed here: elementary functions in float64 (native/elementary.hpp) and sums of products in
-a fixed order (native/dots.hpp). Single IEEE operations (+ - * / sqrt, comparisons, conversions) are
-exact everywhere, so NumPy does them. NumPy also does cumsum, which has only one order.
+a fixed order (native/dots.hpp). NumPy is used for single IEEE operations (+ - * / sqrt, comparisons,
+conversions), which every processor rounds in the same way, and for cumsum, which has only one order.
 """
 
 from math import prod

@@ -1,4 +1,4 @@
-"""Errors that a caller can act on. A message says what is wrong and what to do. A call that raises changes nothing."""
+"""Errors that a caller can handle. A message says what is wrong and what to do. A call that raises changes nothing."""
 
 
 class KvarnError(ValueError):

@@ -1,8 +1,9 @@
-"""The door to the native extension (C++ under native/): what it offers, and which instruction set its kernels use.
+"""The native extension (C++ under native/). No other module imports it. This one selects its instruction set.
 
-Kernels use the best instruction set of this machine, unless KVARN_ISA names another. All sets give the same bits and
-differ in speed only. Products of bf16 can be summed in two orders: `tiles` is fast with AMX, `pairs` without it. A
-machine uses its fast order; KVARN_SUM_ORDER selects the other one, to get the bits of the other kind of machine.
+Kernels use the best instruction set of this machine, unless KVARN_ISA names another. All instruction sets
+give the same bits; they differ only in speed. Products of bf16 can be summed in two orders: `tiles` is
+faster with AMX, `pairs` without AMX. By default a machine uses its faster order. KVARN_SUM_ORDER selects
+the other order, to get the same bits as the other kind of machine.
 """
 
 import os

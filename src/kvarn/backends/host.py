@@ -6,8 +6,8 @@ Table   one per group of layers: the blocks of each sequence, and the cells that
         persist between steps. A step rewrites only the changed entries, so its cost does not depend on
         the context length.
 
-A kernel takes a Store, a Table, a LayerSpec and a scale. These signatures are fixed: a feature that does
-not fit gets its own kernel, chosen by name, instead of a flag. Kernels never write to tables.
+A kernel takes a Store, a Table, a LayerSpec and a scale. These arguments are fixed: a feature that needs
+more gets its own kernel, chosen by name. It does not add a flag. Kernels never write to tables.
 """
 
 import os

@@ -1,8 +1,9 @@
-"""What a decoded token costs as the context grows.
+"""Measures how the time of a decoded token grows with the context.
 
-Time per token against bytes read per token (weights and cells), fitted by a line: its slope is what a byte costs, its
-intercept what a token costs besides. Also Python's share of a step (the engine around the program's one call), and
-attention's time per layer and head (what a step takes beyond one at depth 0).
+A line is fitted to the time per token, as a function of the bytes that a token reads (weights and cells).
+Its slope is the time per byte. Its intercept is the time per token that does not depend on the bytes.
+Two more results: Python's share of a step (everything outside the one native call), and the time of
+attention per layer and head (the time of a step minus that of a step at depth 0).
 """
 
 import statistics

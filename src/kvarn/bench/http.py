@@ -1,6 +1,6 @@
-"""Asking an OpenAI-compatible server: its address, plain requests, and what its errors say.
+"""Plain requests to an OpenAI-compatible server: its address, its answers, and its error messages.
 
-Streams under load, timed piece by piece, are in load/client.py.
+Non-goal: streams whose pieces are timed (load/client.py).
 """
 
 import http.client

@@ -1,4 +1,4 @@
-"""Runs the cases on the subjects and turns readings into rows.
+"""Runs the cases of a benchmark on kvarn and on a peer, and makes a table row of each case.
 
 The repetitions of a peer are interleaved with ours (ours, theirs, ours, theirs, ...), so that other load
 on the machine affects both equally.

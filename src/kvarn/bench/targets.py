@@ -1,8 +1,9 @@
-"""The speed that kvarn promises on two cores, and what a measured run says of it.
+"""The target speeds of kvarn on two cores, and the comparison of a measured run with them.
 
-Each run is a `kvarn bench` beside llama.cpp (its best KV setting), repetitions interleaved; `verdicts` compares its
-rows with the targets. llama-cpp-python is looked for in two environments: KVARN_PEER_PYTHON (a build for AVX-512) and
-KVARN_PEER_PYTHON_AVX2; where one is missing, its ratios are not measured.
+Each run is a `kvarn bench --against llama-cpp-python`: llama.cpp uses its best KV setting, and the
+repetitions of the two engines are interleaved. `verdicts` compares the rows with the targets. Two
+environment variables name a Python interpreter with llama-cpp-python: KVARN_PEER_PYTHON (built for
+AVX-512) and KVARN_PEER_PYTHON_AVX2. If one is not set, its ratios are not measured.
 """
 
 import json

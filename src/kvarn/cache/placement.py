@@ -30,11 +30,11 @@ counts `committed`, `length` and `reserved` of a Residency `r`. It calls these m
 
 Three rules for a member:
 
-- `r.writable`: positions below it are reserved without calling a method (`_ready`). `_extend` raises
-  it, `rewind` sets it to 0. A member sets it to 0 when another sequence begins to share a block that
-  r may write.
-- `r.changed`: the first entry that the device's table does not have yet. Change entries through
-  `Residency.append`, `replace` and `remove`, which keep it right; KVCache.prepare sends the entries.
+- `r.writable`: positions below this number are reserved without a call of the member (`_ready`).
+  `_extend` increases it, `rewind` sets it to 0. A member sets it to 0 when another sequence begins to
+  share a block that r may write.
+- `r.changed`: the first entry that the device's table does not have yet. Change entries only with
+  `Residency.append`, `replace` and `remove`, which update `changed`. KVCache.prepare sends the entries.
 - `self._copies`: a member appends each copy between blocks. The copies run before the next writes.
 """
 

@@ -1,8 +1,8 @@
 """Which keys a query of a layer may see.
 
-`LayerSpec.visible` is the only definition. Kernels mask with it. Placements evict with it. `adopt` and
-`rewind` use it to decide which blocks must be resident. It takes integers or arrays. Non-goal: where
-anything is stored.
+`LayerSpec.visible` is the only definition. Kernels mask keys with it. Placements use it to find blocks
+that no query can see. `adopt` and `rewind` use it to decide which blocks must be resident. Its arguments
+are integers or arrays. Non-goal: where keys are stored.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The `kvarn` command. Each subcommand is a module with `add` (its flags) and `run`, imported when it is needed."""
+"""The `kvarn` command. A subcommand is a module with `add` (adds its flags) and `run`, imported when it is used."""
 
 import argparse
 import os
@@ -16,31 +16,31 @@ COMMANDS = {
     "run": "continue a prompt and print the text as it is computed",
     "chat": "hold a conversation in the terminal",
     "serve": "serve a model over HTTP with OpenAI's API",
-    "explain": "show what a served request reused from the cache, and why not more",
-    "bench": "measure speed, alone or beside another engine",
+    "explain": "show what a request to the server reused from the cache, and why not more",
+    "bench": "measure speed, also in comparison with another engine",
     "perplexity": "measure how well a model predicts a text",
     "inspect": "show a model's shape, tensors and cache sizes",
     "pull": "download a model",
     "strategies": "run every cache strategy on the same data and compare them",
 }
 DESCRIPTION = """\
-An inference engine for language models whose KV cache is the product. It runs GGUF files and
+An inference engine for language models. Its KV cache is the product. It runs GGUF files and
 safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families on the CPU."""
 EPILOG = """\
-Models are given as a name (smollm2), a .gguf file, a folder with safetensors, or hf:org/repo.
+A model is a name (smollm2), a .gguf file, a folder with safetensors files, or hf:org/repo.
 
 examples:
   kvarn run -p "The quick brown fox"            continue a text with the default model
   kvarn chat -m model.gguf -c 8192              talk to a model of your own
   kvarn serve -m model.gguf --api-key KEY       http://127.0.0.1:8000/v1
-  kvarn bench -m model.gguf -d 0,4096           speed at the start and at a depth of 4096 tokens
+  kvarn bench -m model.gguf -d 0,4096           speed with an empty cache and after 4096 tokens
 
 environment:
   KVARN_CACHE        folder for downloaded models (default: ~/.cache/kvarn)
-  KVARN_API_KEY      API keys of `serve`, with commas between them; the key that `explain` sends
-  KVARN_ISA          instruction set: portable, avx2, avx512, avx512bf16 or amx (default: the best here)
-  KVARN_SUM_ORDER    order of bf16 sums: pairs or tiles (default: the fast one here)
-  KVARN_PEER_PYTHON  Python that has llama-cpp-python, for `bench --against llama-cpp-python`
+  KVARN_API_KEY      API keys for `serve`, separated by commas; the key that `explain` sends
+  KVARN_ISA          instruction set: portable, avx2, avx512, avx512bf16, amx (default: the best here)
+  KVARN_SUM_ORDER    order of bf16 sums: pairs or tiles (default: the faster one here)
+  KVARN_PEER_PYTHON  Python with llama-cpp-python, for `bench --against llama-cpp-python`
 
 `kvarn COMMAND --help` lists the options of a command."""
 

@@ -1,4 +1,4 @@
-"""`kvarn bench`: speed by test, depth and batch, in llama-bench's vocabulary. `kvarn bench serve` loads a server."""
+"""`kvarn bench`: speed by test, depth and batch, with llama-bench's names. `kvarn bench serve` is in bench_serve.py."""
 
 import argparse
 import json
@@ -27,9 +27,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Measure tokens per second for prompts (pp) and for generation (tg), by depth and batch, with the
-bytes that a token reads and the share of the memory's bandwidth. Lists (N,..) give every
-combination. `kvarn bench serve` puts load on a server instead.""",
+Measure tokens per second for prompts (pp) and for generation (tg), by depth and batch. Also report
+the bytes that a token reads, and the share of the memory bandwidth. If options are lists (N,..),
+every combination is measured. `kvarn bench serve` measures a server under load instead.""",
         """
 kvarn bench -m model.gguf
 kvarn bench -p 0 -n 64 -d 0,4096 --cache contiguous,paged --cache-type bf16,int8
@@ -40,11 +40,11 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     for short, long, default, what in (
         ("-p", "--n-prompt", "512", "tokens of a prompt; 0: none"),
         ("-n", "--n-gen", "128", "tokens to generate; 0: none"),
-        ("-d", "--n-depth", "0", "tokens that are in the cache before"),
+        ("-d", "--n-depth", "0", "tokens that are already in the cache"),
         ("-b", "--batch", "1", "sequences computed together"),
     ):
         parser.add_argument(short, long, default=default, metavar="N,..", help=f"{what} (default: %(default)s)")
-    step = "most tokens computed in one step (default: %(default)s)"
+    step = "maximum tokens computed in one step (default: %(default)s)"
     parser.add_argument("-ub", "--ubatch-size", type=int, metavar="N", default=512, help=step)
     times = "measure N times and report the median (default: %(default)s)"
     parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help=times)
@@ -52,14 +52,16 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     flags.add_compute_flags(parser)
     flags.add_json_flag(parser)
     group = parser.add_argument_group("cache")
-    strategies = f"strategies, of {', '.join(NAMES)} (default: auto)"
+    strategies = f"cache strategies: {', '.join(NAMES)} (default: auto)"
     group.add_argument("--cache", default="auto", metavar="A,..", help=strategies)
-    cells = f"how keys and values are stored, of {', '.join(CODECS)} (default: bf16)"
+    cells = f"number types of stored keys and values: {', '.join(CODECS)} (default: bf16)"
     group.add_argument("--cache-type", default="bf16", metavar="X,..", help=cells)
     flags.add_block_flags(group)
-    group = parser.add_argument_group("comparison", "another engine, measured in turn with each repetition")
+    group = parser.add_argument_group("comparison", "another engine; its repetitions alternate with those of kvarn")
     group.add_argument("--against", metavar="URL|llama-cpp-python", help="an OpenAI-compatible server, or llama.cpp")
-    group.add_argument("--against-python", metavar="PATH", help="Python that has llama-cpp-python (KVARN_PEER_PYTHON)")
+    group.add_argument(
+        "--against-python", metavar="PATH", help="Python interpreter with llama-cpp-python (or KVARN_PEER_PYTHON)"
+    )
     tools = parser.add_subparsers(prog=parser.prog, dest="tool", metavar="serve", help=argparse.SUPPRESS)
     load = tools.add_parser("serve", formatter_class=Manual)
     bench_serve.add(load)

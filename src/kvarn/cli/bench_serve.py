@@ -1,4 +1,4 @@
-"""`kvarn bench serve`: load for a server that speaks OpenAI's protocol, and what it did under it."""
+"""`kvarn bench serve`: sends load to a server with OpenAI's API and reports its speed."""
 
 import argparse
 import asyncio
@@ -21,8 +21,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Send requests to a server that speaks OpenAI's API and report throughput, latency (first token,
-per token, between pieces, whole answer) and goodput: the share of requests within given limits.""",
+Send requests to a server with OpenAI's API. Report throughput, latency (first token, per token,
+between pieces, whole answer) and goodput: the requests that stay within given limits.""",
         """
 kvarn bench serve --requests 200 --rate 8 --input-len 512 --output-len 128
 kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
@@ -35,18 +35,18 @@ kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
         ("--requests", 64, "how many requests to send"),
         ("--input-len", 128, "tokens of a prompt"),
         ("--output-len", 64, "tokens of an answer"),
-        ("--shared-prefix-len", 0, "tokens that all prompts begin with"),
+        ("--shared-prefix-len", 0, "common tokens at the start of all prompts"),
         ("--seed", 0, "the same seed gives the same traffic"),
     ):
         parser.add_argument(flag, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
-    rate = "requests per second, at random times (default: all at once)"
+    rate = "requests per second, sent at random times (default: all at once)"
     parser.add_argument("--rate", type=float, metavar="N", help=rate)
-    most = "most requests under way at the same time (default: no limit)"
+    most = "maximum requests at the same time (default: no limit)"
     parser.add_argument("--concurrency", type=int, metavar="N", help=most)
-    limits = "limits for goodput, of ttft, tpot and e2e, e.g. ttft:500 tpot:50"
+    limits = "limits for goodput in milliseconds, for ttft, tpot and e2e; e.g. ttft:500 tpot:50"
     parser.add_argument("--goodput", nargs="+", default=[], metavar="MEASURE:MS", help=limits)
     parser.add_argument("--text", action="store_true", help="send prompts as text instead of token ids")
-    stop = "let answers end early: do not send ignore_eos, an extension that some servers refuse"
+    stop = "answers may end early: do not send ignore_eos, which some servers refuse"
     parser.add_argument("--stop-at-eos", action="store_true", help=stop)
     flags.add_json_flag(parser)
 

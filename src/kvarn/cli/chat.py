@@ -1,4 +1,4 @@
-"""`kvarn chat`: a conversation. It stays in the cache, so a turn computes only what is new.
+"""`kvarn chat`: a conversation. It stays in the cache, so each turn computes only the new tokens.
 
 Ctrl-C stops an answer; Ctrl-D or /exit ends the program.
 """
@@ -28,7 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser,
         """
 Hold a conversation in the terminal. The conversation stays in the cache, so each turn computes
-only what is new; /stats shows it. Ctrl-C stops an answer, Ctrl-D or /exit ends the program.""",
+only the new tokens. /stats shows what was reused. Ctrl-C stops an answer. Ctrl-D or /exit ends the
+program.""",
         """
 kvarn chat
 kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7""",

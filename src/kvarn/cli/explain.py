@@ -1,4 +1,4 @@
-"""`kvarn explain`: what a server's request reused, what it recomputed, and why."""
+"""`kvarn explain`: what a request to the server reused, what it computed, and why."""
 
 import argparse
 import json
@@ -18,17 +18,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Show what a request to `kvarn serve` reused from the cache, what it computed again, and why. A key
-sees its own requests only.""",
+Show what a request to `kvarn serve` reused from the cache, what it computed, and why it did not
+reuse more. An API key sees only its own requests.""",
         """
 kvarn explain --api-key KEY
 kvarn explain chatcmpl-1a2b3c --api-key KEY --json""",
         usage="[ID] [OPTIONS]",
     )
-    parser.add_argument("id", nargs="?", metavar="ID", help="id of an answer (default: the last request of this key)")
+    parser.add_argument(
+        "id", nargs="?", metavar="ID", help="id in the answer to the request (default: the last request of this key)"
+    )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
     key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # `serve` takes several
-    parser.add_argument("--api-key", metavar="KEY", default=key, help="key that made the request (or KVARN_API_KEY)")
+    parser.add_argument(
+        "--api-key", metavar="KEY", default=key, help="API key that made the request (or KVARN_API_KEY)"
+    )
     flags.add_json_flag(parser)
 
 

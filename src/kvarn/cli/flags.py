@@ -1,4 +1,4 @@
-"""Flags that several commands share, spelled as llama.cpp's users know them, and what they build."""
+"""Flags that several commands share, with llama.cpp's names, and the objects that are made from them."""
 
 import argparse
 import sys
@@ -27,7 +27,7 @@ def add_model_flag(parser: Flags) -> None:
 
 def add_compute_flags(parser: Flags) -> None:
     parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
-    backend = "cpu, or reference: slow NumPy, the oracle of the tests (default: %(default)s)"
+    backend = "cpu, or reference: simple, slow NumPy code for tests (default: %(default)s)"
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help=backend)
 
 
@@ -39,11 +39,11 @@ def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context:
     """The model, and how it is run. `max_seqs` and `context` are the command's defaults."""
     group = parser.add_argument_group("model")
     add_model_flag(group)
-    length = f"most tokens of prompt plus answer; 0: all that the model was trained for (default: {context})"
+    length = f"maximum tokens of prompt plus answer; 0: the context that the model was trained for (default: {context})"
     group.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
-    step = "most tokens computed in one step (default: %(default)s)"
+    step = "maximum tokens computed in one step (default: %(default)s)"
     group.add_argument("-b", "--batch-size", type=int, metavar="N", default=512, help=step)
-    beside = "most sequences computed at the same time (default: %(default)s)"
+    beside = "maximum sequences computed at the same time (default: %(default)s)"
     group.add_argument("-np", "--parallel", type=int, metavar="N", default=max_seqs, help=beside)
     add_compute_flags(group)
     add_cache_flags(parser)
@@ -51,10 +51,10 @@ def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context:
 
 def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cache")
-    group.add_argument("--cache", choices=NAMES, default="auto", help="strategy (default: %(default)s)")
-    cells = "how keys and values are stored (default: %(default)s)"
+    group.add_argument("--cache", choices=NAMES, default="auto", help="cache strategy (default: %(default)s)")
+    cells = "number type of stored keys and values (default: %(default)s)"
     group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
-    budget = "memory for keys and values (default: what the context needs)"
+    budget = "memory for keys and values (default: as much as the context needs)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
     add_block_flags(group)
 
@@ -62,34 +62,34 @@ def add_cache_flags(parser: argparse.ArgumentParser) -> None:
 def add_block_flags(group: Flags) -> None:
     order = "order of the bytes in a block (default: the backend's)"
     group.add_argument("--cache-layout", choices=tuple(LAYOUTS), help=order)
-    group.add_argument("--block-size", type=int, metavar="N", help="tokens per block, a power of two from 16")
-    group.add_argument("--window", type=int, metavar="N", help="how many tokens back a token sees")
-    group.add_argument("--pinned", type=int, metavar="N", help="first tokens that stay visible outside the window")
+    group.add_argument("--block-size", type=int, metavar="N", help="tokens per block: a power of two, at least 16")
+    group.add_argument("--window", type=int, metavar="N", help="a token sees itself and the N - 1 tokens before it")
+    group.add_argument("--pinned", type=int, metavar="N", help="the first N tokens stay visible outside the window")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    length = "most tokens to generate; -1: until the text ends or the context is full (default: %(default)s)"
+    length = "maximum tokens to generate; -1: until the text ends or the context is full (default: %(default)s)"
     group.add_argument("-n", "--predict", "--n-predict", type=int, metavar="N", default=128, help=length)
     for flag, kind, off, what in (
-        ("--temp", float, 0.0, "temperature; 0 takes the most likely token (default: 0)"),
-        ("--top-k", int, 0, "sample among the K most likely tokens; 0 is off (default: 0)"),
-        ("--top-p", float, 1.0, "sample among the most likely tokens of total probability P; 1 is off (default: 1)"),
-        ("--min-p", float, 0.0, "drop tokens below P times the most likely one; 0 is off (default: 0)"),
-        ("--repeat-penalty", float, 1.0, "for tokens of the prompt and the answer; 1 is off (default: 1)"),
-        ("--presence-penalty", float, 0.0, "for tokens that the answer already has; 0 is off (default: 0)"),
-        ("--frequency-penalty", float, 0.0, "the same for each time it has them; 0 is off (default: 0)"),
+        ("--temp", float, 0.0, "temperature; 0 always takes the most likely token (default: 0)"),
+        ("--top-k", int, 0, "sample from the N most likely tokens; 0 is off (default: 0)"),
+        ("--top-p", float, 1.0, "sample from the most likely tokens of total probability N; 1 is off (default: 1)"),
+        ("--min-p", float, 0.0, "drop tokens with less than N times the highest probability; 0 is off (default: 0)"),
+        ("--repeat-penalty", float, 1.0, "penalty for tokens in the prompt or the answer; 1 is off (default: 1)"),
+        ("--presence-penalty", float, 0.0, "penalty for tokens that are already in the answer; 0 is off (default: 0)"),
+        ("--frequency-penalty", float, 0.0, "penalty for each time a token is in the answer; 0 is off (default: 0)"),
     ):
         group.add_argument(flag, type=kind, metavar="N", default=off, help=what)
-    seed = "the same seed gives the same text (default: a fresh one)"
+    seed = "seed of sampling; the same seed gives the same text (default: random)"
     group.add_argument("--seed", type=int, metavar="N", help=seed)
-    stop = "end the answer before this text; repeatable"
+    stop = "stop before this text; repeatable"
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
-    group.add_argument("--ignore-eos", action="store_true", help="continue past the model's end token")
+    group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end token")
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads standard input")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads it from standard input")
     parser.add_argument("-f", "--file", help="read the prompt from a file")
 
 

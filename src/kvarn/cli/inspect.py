@@ -1,4 +1,4 @@
-"""`kvarn inspect`: what is in a model file, and what its keys and values cost."""
+"""`kvarn inspect`: what is in a model file, and how much memory its keys and values need."""
 
 import argparse
 import json
@@ -22,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Show a model's shape, its tensors by type with their size in the file and in memory, and what keys
-and values cost with every cache strategy and cell type. No weights are loaded.""",
+Show a model's shape, its tensors by type with their size in the file and in memory, and the size
+of the cache with every cache strategy and number type. No weights are loaded.""",
         """
 kvarn inspect
 kvarn inspect model.gguf -c 32768 --json""",
@@ -31,9 +31,9 @@ kvarn inspect model.gguf -c 32768 --json""",
     )
     what = "name, .gguf file, safetensors folder or hf:org/repo (default: %(default)s)"
     parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help=what)
-    length = "context of the cache sizes; 0: all that the model was trained for (default: up to 4096)"
+    length = "context for the cache sizes; 0: the context that the model was trained for (default: up to 4096)"
     parser.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
-    parser.add_argument("--window", type=int, metavar="N", help="window of ring, sliding and sinks")
+    parser.add_argument("--window", type=int, metavar="N", help="window of the strategies ring, sliding and sinks")
     flags.add_json_flag(parser)
 
 

@@ -1,4 +1,4 @@
-"""How help looks: a short usage line, paragraphs and examples as they are written, options in two columns."""
+"""The format of help texts: a short usage line, paragraphs and examples as written, options in two columns."""
 
 import argparse
 import shutil

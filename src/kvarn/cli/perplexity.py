@@ -1,4 +1,4 @@
-"""`kvarn perplexity`: how well a model predicts a text, by llama.cpp's protocol."""
+"""`kvarn perplexity`: how well a model predicts a text, computed as llama.cpp does."""
 
 import argparse
 import json
@@ -14,8 +14,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Measure how well a model predicts a text, as llama.cpp does: the text is cut into windows of the
-context's length, and the second half of each window is scored. Lower is better.""",
+Measure the perplexity of a text, as llama.cpp does: the text is cut into windows of the length
+given with -c, and the second half of each window is scored. Lower is better.""",
         """
 kvarn perplexity -f wiki.test.raw
 kvarn perplexity -m model.gguf -f wiki.test.raw --chunks 40 --cache-type int8""",

@@ -1,4 +1,4 @@
-"""Progress of long work on a terminal."""
+"""Shows the progress of long work on a terminal."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""`kvarn pull`: fetch a model into the cache folder and say where it is."""
+"""`kvarn pull`: download a model into the cache folder and print its path."""
 
 import argparse
 
@@ -12,14 +12,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser,
         """
 Download a model into the cache folder (KVARN_CACHE, default ~/.cache/kvarn), check it and print
-its path. A model that is already there is not downloaded again.""",
+its path. A model that is already in the folder is not downloaded again.""",
         """
 kvarn pull
 kvarn pull hf:org/repo/model.gguf""",
         usage="[MODEL] [OPTIONS]",
     )
     parser.add_argument(
-        "model", nargs="?", default="smollm2", help="name, or hf:org/repo[/file.gguf] (default: %(default)s)"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="smollm2",
+        help="name, or hf:org/repo[/file.gguf] (default: %(default)s)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`kvarn run`: continue a prompt, streamed as it is computed."""
+"""`kvarn run`: continue a prompt and print each part as soon as it is computed."""
 
 import argparse
 import json
@@ -16,8 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Continue a prompt. The text is printed as it is computed, a summary follows on standard error.
-The same seed and flags give the same text on every machine with the same order of sums.""",
+Continue a prompt. The text is printed as it is computed. Then a summary is printed to standard
+error. The same seed and flags give the same text on every machine with the same KVARN_SUM_ORDER.""",
         """
 kvarn run -p "The quick brown fox" -n 32
 kvarn run --chat -p "Name three rivers." --temp 0.7 --seed 1
@@ -25,7 +25,7 @@ kvarn run -m model.gguf -f prompt.txt --cache paged --json""",
     )
     flags.add_prompt_flags(parser)
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
-    parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations for Perfetto")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations, for Perfetto")
     flags.add_json_flag(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)

@@ -1,4 +1,4 @@
-"""`kvarn serve`: one model behind OpenAI's protocol, with metrics and explanations."""
+"""`kvarn serve`: one model over HTTP with OpenAI's API, with metrics and explanations."""
 
 import argparse
 import logging
@@ -25,34 +25,37 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser,
         """
 Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models,
-/tokenize, /detokenize, /metrics (Prometheus), /health, /ready and /kvarn/cache. Prefixes are
-shared between the requests of an API key. SIGTERM or Ctrl-C lets running answers finish.""",
+/tokenize, /detokenize, /metrics (Prometheus), /health, /ready and /kvarn/cache. Requests
+with the same API key share prefixes. After SIGTERM or Ctrl-C, running requests may finish.""",
         """
 kvarn serve -m model.gguf --api-key KEY
 kvarn serve -c 16384 -np 16 --cache-bytes 8G --cache-type int8
 curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: %(default)s)")
     parser.add_argument(
-        "--api-key", action="append", metavar="KEY", default=[], help=f"require this key; repeatable (or {KEYS})"
+        "--api-key", action="append", metavar="KEY", default=[], help=f"require this API key; repeatable (or {KEYS})"
     )
     parser.add_argument("--share-prefixes", action="store_true", help="share cached prefixes between API keys")
     parser.add_argument("--alias", metavar="NAME", help="the model's name in requests (default: as given with -m)")
     for name, kind, default, what in (
-        ("--queue", int, 256, "most requests that wait; further ones get status 429"),
-        ("--chunk", int, 128, "most prompt tokens in a step that also decodes"),
-        ("--drain-seconds", float, 30, "seconds that running answers get after SIGTERM"),
+        ("--queue", int, 256, "maximum requests that wait; further ones get status 429"),
+        ("--chunk", int, 128, "maximum prompt tokens in a step that also decodes"),
+        ("--drain-seconds", float, 30, "seconds that running requests may continue after SIGTERM or Ctrl-C"),
         (
             "--reader-seconds",
             float,
             READER_SECONDS,
-            "seconds without the client reading until its request is cancelled",
+            "cancel a request if its client reads nothing for N seconds",
         ),
     ):
         parser.add_argument(name, type=kind, metavar="N", default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument(
-        "--metrics-prefix", default="kvarn", choices=("kvarn", "vllm"), help="of metric names (default: %(default)s)"
+        "--metrics-prefix",
+        default="kvarn",
+        choices=("kvarn", "vllm"),
+        help="prefix of metric names (default: %(default)s)",
     )
     flags.add_model_flags(parser, max_seqs=8)
     parser.set_defaults(cache="paged")

@@ -1,8 +1,9 @@
-"""`kvarn strategies`: the same random keys through every strategy, one table of what each cost and gave.
+"""`kvarn strategies`: runs the same random keys and values through every strategy and prints one table.
 
-Prefill in chunks, then decode, through the real cache and the kernels of the backend. The largest difference is
-against dense attention in float64 under the same mask; `bits` says whether every bit of the output equals that of a
-contiguous cache with the same mask and cells, prefilled in one piece.
+Each strategy runs a prefill in chunks, and then decodes, with the real cache and the kernels of the
+backend. `max diff` is the largest difference from dense attention in float64 with the same mask. `bits`
+says whether every bit of the output equals that of a contiguous cache with the same mask and codec,
+prefilled at once.
 """
 
 import argparse
@@ -65,7 +66,7 @@ kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 100
     for short, long, default, what in (
         ("-c", "--context", 512, "context length"),
         ("-n", "--tokens", 400, "tokens to run"),
-        ("-b", "--chunk", 64, "largest prefill chunk"),
+        ("-b", "--chunk", 64, "maximum tokens of a prefill chunk"),
     ):
         parser.add_argument(short, long, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
     for long, default, what in (
@@ -75,12 +76,19 @@ kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 100
         ("--seed", 1, "seed of the random data"),
     ):
         parser.add_argument(long, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
-    parser.add_argument("--heads", metavar="Q/KV", default="9/3", help="query and KV heads (default: %(default)s)")
-    parser.add_argument("--cache", choices=NAMES, action="append", help="only this strategy; repeatable")
-    parser.add_argument("--cache-type", choices=tuple(CODECS), default="f32", help="cells (default: %(default)s)")
+    parser.add_argument(
+        "--heads", metavar="Q/KV", default="9/3", help="number of query heads and KV heads (default: %(default)s)"
+    )
+    parser.add_argument("--cache", choices=NAMES, action="append", help="run only this strategy; repeatable")
+    parser.add_argument(
+        "--cache-type",
+        choices=tuple(CODECS),
+        default="f32",
+        help="number type of stored keys and values (default: %(default)s)",
+    )
     layout = "order of the bytes in a block, for strategies that do not set it"
     parser.add_argument("--cache-layout", choices=tuple(LAYOUTS), help=layout)
-    parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block, a power of two from 16")
+    parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block: a power of two, at least 16")
     flags.add_compute_flags(parser)
     flags.add_json_flag(parser)
 

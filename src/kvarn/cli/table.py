@@ -1,4 +1,4 @@
-"""Output that people read: aligned and quiet."""
+"""Output for people: aligned tables, and sizes in readable units."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A trace of steps and operations for Perfetto or chrome://tracing, from the program's own timers."""
+"""Writes a trace of steps and operations for Perfetto or chrome://tracing, from the program's own timers."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Explains the work for a prompt: what it reused, what it computed, where and why reuse ended, the cost.
+"""Explains the work for a prompt: what it reused, what it computed, where and why reuse ended, and the time.
 
 `explain` reads the facts from a request, in token ids. `to_json` and `in_words` need a function that
 turns token ids into text. They quote an earlier prompt only if the cache returned its tokens, and the

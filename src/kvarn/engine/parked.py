@@ -1,4 +1,4 @@
-"""Parked sequences: they stay open between the turns of a conversation.
+"""Parked sequences: sequences that stay open between the turns of a conversation.
 
 With a paged cache `park` frees the sequence, because prefix sharing finds its content again. With other
 strategies the sequence stays open, and the next turn rewinds it to the common prefix. The scheduler

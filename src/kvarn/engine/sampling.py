@@ -1,4 +1,4 @@
-"""Sampling. A request's sampler is a closure that is built once, so the loop over tokens checks no flags.
+"""Sampling. A request's sampler is a closure. It is built once, so the loop over tokens checks no flags.
 
 Order: logit bias, penalties, the constraint. Then greedy sampling takes the largest logit; otherwise
 temperature, top-k, top-p, min-p and a random draw follow. The random number of output token i of

@@ -2,7 +2,7 @@
 
 `open_checkpoint` takes a GGUF file or a Hugging Face folder and checks all of it, so no tensor is
 found missing later. `tensor` gives float32. `encoded` gives the stored bytes, for backends that
-multiply without widening. A checkpoint keeps nothing: the caller holds what it loaded.
+multiply without widening. A checkpoint does not keep loaded tensors; the caller does.
 Non-goals: fetching (pull.py); names of tensors (tensors.py); tokenizers.
 """
 

@@ -1,7 +1,7 @@
 """How a tensor's numbers may be stored: names, block sizes and the ids that GGUF gives them.
 
-A row is a whole number of blocks; a block of `block_size` numbers takes `block_bytes` bytes. This table is the only
-place that knows the sizes, and it imports nothing, so that reading a header costs no import.
+A row is a whole number of blocks. A block of `block_size` numbers takes `block_bytes` bytes. Only this
+table has the sizes. The module imports no large package, so reading the header of a file is fast.
 Non-goals: what the bytes mean (quants.py).
 """
 

@@ -5,10 +5,11 @@
     n_tensors x  ( name string | n_dims u32 | dims u64.. | type u32 | offset u64 )
     padding to the alignment | tensor data, each at its offset
 
-A file is not trusted: every count is held against the bytes that are left before anything is allocated for it, so
-memory stays in proportion to the file, and whatever is wrong raises `BadModel` with one line. Arrays of numbers come as
-NumPy arrays, arrays of strings (and of arrays) as lists. Text is strict UTF-8: vocabularies spell raw bytes as "<0xFF>"
-or in an alphabet of their own, so a byte that is no text is damage.
+A file is not trusted. Before memory is allocated for a count, the count is compared with the bytes that
+are left in the file. So the memory stays in proportion to the file. Every fault raises `BadModel` with a
+one-line message. Arrays of numbers become NumPy arrays; arrays of strings and of arrays become lists.
+Text must be valid UTF-8: vocabularies write raw bytes as "<0xFF>" or with other characters, so invalid
+UTF-8 means a damaged file.
 Non-goals: writing; version 1; big endian; files that shrink while they are open.
 """
 

@@ -1,7 +1,7 @@
 """`ModelConfig` from the metadata of a GGUF file: the settings that all families share.
 
-Non-goals: a family's own settings (models/); the tokenizer's keys; tensors, except for
-`rope_freqs.weight`, whose numbers are a setting.
+Non-goals: a family's own settings (models/); the tokenizer's keys; tensors. There is one exception:
+the numbers of the tensor `rope_freqs.weight` are a setting.
 """
 
 from dataclasses import replace

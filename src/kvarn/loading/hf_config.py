@@ -1,7 +1,7 @@
 """`ModelConfig` from the config.json of a Hugging Face folder: settings that all families share.
 
-A key that config.json leaves out has the default that its model type documents, since published
-files rely on it. Rope settings come in two forms: `rope_theta` with `rope_scaling`, and the newer
+If config.json leaves out a key, the key has the documented default of its model type. Published files
+rely on this. Rope settings come in two forms: `rope_theta` with `rope_scaling`, and the newer
 `rope_parameters`, which may differ between layers with and without a window.
 Non-goals: a family's own settings (models/); tensors; the tokenizer; the other parts of a multimodal
 model.

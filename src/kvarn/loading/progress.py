@@ -1,4 +1,4 @@
-"""How long work reports its progress: it calls a function with what it does, how much is done, and of how much."""
+"""The type of a progress function. Long work calls it with a description, the amount done, and the total."""
 
 from collections.abc import Callable
 

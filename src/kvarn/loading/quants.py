@@ -1,9 +1,9 @@
 """Stored weights to float32.
 
-`dequantize` takes the bytes of whole rows and gives their numbers, bit for bit those of the `gguf` package, which does
-the work for every block type. Rows are done in chunks: the package holds a second copy of what it is given. `grid_of`
-is for those who read the bytes themselves.
-Non-goals: quantizing; multiplying without widening first (a backend does that on the bytes).
+`dequantize` takes the bytes of whole rows and returns their numbers. The `gguf` package dequantizes the
+block types, so the bits are its bits. Rows are converted in chunks, because the package makes a second
+copy of its input. `grid_of` is for code that reads the bytes itself.
+Non-goals: quantizing; multiplying stored weights without widening (backends do this).
 """
 
 from functools import cache

@@ -1,7 +1,8 @@
 """A folder as on the Hugging Face hub: config.json and model.safetensors, or an index and its shards.
 
-The `safetensors` package checks each file's header (offsets in order, no holes, nothing past the end). It gives NumPy
-no bf16, so the bytes are read from a mapping of our own, at the places the checked header names: no copy either.
+The `safetensors` package checks the header of each file (offsets in order, no holes, nothing past the
+end). It cannot return bf16 to NumPy. So kvarn maps the file and reads the bytes at the offsets of the
+checked header. This also avoids a copy.
 Non-goals: names and settings (tensors.py, hf_config.py), pickled weights, files that shrink while they are open.
 """
 

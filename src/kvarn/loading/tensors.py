@@ -1,8 +1,8 @@
 """Where each canonical tensor is in a file, and what must be done to the stored numbers.
 
-models/tensors.py says what canonical means. A `TensorPiece` leads from a canonical tensor to the
-stored one. The names and the storage of one file are a `Storage`: `gguf_storage` and `hf_storage`
-make it from what the family says.
+models/tensors.py defines canonical tensors. A `TensorPiece` says which stored tensor holds a canonical
+tensor. A `Storage` has the names and the storage rules of one file. `gguf_storage` and `hf_storage` make
+it from the rules of the family.
 Non-goals: bytes (checkpoint.py).
 """
 

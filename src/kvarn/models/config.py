@@ -1,6 +1,6 @@
-"""A model's sizes and constants, whatever file they came from.
+"""A model's sizes and constants. The record is the same for every file format.
 
-Loading fills the record in. Forward functions and the cache read it.
+Loading makes the record. Forward functions and the cache read it.
 Non-goals: settings of a file that do not change what is computed.
 """
 

@@ -1,7 +1,7 @@
 """Gemma 3.
 
 - Local layers have a window and a rope base of their own. Global layers see everything.
-- A norm stands before and after each half of a layer.
+- There is a norm before and after attention, and before and after the feed-forward part.
 - Queries and keys are normalized per head.
 - Embeddings are scaled by sqrt(hidden).
 - The activation is gelu.

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama whose files fuse q, k, v and gate, up."""
+"""Phi-3 and Phi-4: like Llama, but files store q, k and v as one tensor, and gate and up as one tensor."""
 
 from kvarn.models import llama
 from kvarn.models.family import Family, HFRules

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and with windows that are off by default."""
+"""Qwen2 and Qwen2.5: like Llama, with biases on q, k and v. Sliding windows are off by default."""
 
 from kvarn.models import llama
 from kvarn.models.config import ModelConfig

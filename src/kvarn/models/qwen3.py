@@ -1,4 +1,4 @@
-"""Qwen3: queries and keys are normalized per head before rope rotates them."""
+"""Qwen3: like Llama, but queries and keys are normalized per head before rope rotates them."""
 
 from kvarn.graph.ops import Ops, V
 from kvarn.models import llama, qwen2

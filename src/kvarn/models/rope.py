@@ -1,7 +1,8 @@
 """Rotary position embedding: frequencies and magnitude, with the scalings that models use.
 
-Powers and logarithms are rounded correctly, by way of `decimal`: a library's are not the same on every machine (NumPy's
-power differs with and without AVX-512), and an angle is a frequency times a position of up to a million.
+Powers and logarithms are computed with `decimal` and rounded correctly. A library's results are not the
+same on every machine: NumPy's power differs with and without AVX-512. A wrong last bit matters, because
+an angle is a frequency times a position of up to a million.
 """
 
 import math

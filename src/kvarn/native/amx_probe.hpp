@@ -1,5 +1,5 @@
-// Whether AMX works here. CPUID and the kernel can report it under a hypervisor that does not
-// support it.
+// Checks whether AMX works here. Under a hypervisor that does not support AMX, CPUID and the
+// operating system may still report it.
 #pragma once
 
 namespace kvarn {

@@ -1,4 +1,4 @@
-// How fast this machine reads memory: the bound of a decode step.
+// Measures how fast this machine reads memory. This limits the speed of a decode step.
 #pragma once
 
 #include <cstdint>

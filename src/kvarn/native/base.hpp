@@ -1,4 +1,4 @@
-// What every other file may use: rounding up, the clock, a macro that makes text.
+// Used by all other files: rounding up, the clock, a macro that turns a name into a string.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The Python boundary: argument checks and the GIL, no logic.
+// The Python bindings: they check arguments and release the GIL. They contain no other logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

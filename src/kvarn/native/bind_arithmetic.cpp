@@ -1,4 +1,4 @@
-// The Python boundary of kvarn/arithmetic.py: elementary functions over arrays, and sums of
+// The Python bindings for kvarn/arithmetic.py: elementary functions over arrays, and sums of
 // products in a fixed order.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,4 +1,4 @@
-// The Python boundary of the cache: views of stores and tables; writing and attention without a
+// The Python bindings for the cache: views of stores and tables; writes and attention without a
 // program.
 #include <nanobind/stl/optional.h>
 

@@ -1,4 +1,4 @@
-// The Python boundary of the CPU backend. Arguments are checked here, once; errors name shape and
+// The Python bindings for the CPU backend. Arguments are checked only here. Errors name shape and
 // dtype.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

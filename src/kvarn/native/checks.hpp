@@ -1,6 +1,6 @@
-// Checks of a step before it runs. Kernels read and write where tables point, so a table that names
-// a block outside the store, or lacks a key that a query sees, is refused here with
-// std::invalid_argument.
+// Checks a step before it runs. Kernels trust the tables: they read and write where a table points.
+// So a table is refused here, with std::invalid_argument, if it names a block outside the store or
+// lacks a key that a query sees.
 #pragma once
 
 #include <string>

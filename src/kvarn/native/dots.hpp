@@ -1,5 +1,5 @@
-// Sums of products in a fixed order, for the reference backend, because a BLAS library does not
-// promise one. A product of two f32 is exact in f64, so a fused multiply-add changes nothing. Sums
+// Sums of products in a fixed order, for the reference backend. A BLAS library does not promise an
+// order. A product of two f32 is exact in f64, so a fused multiply-add changes nothing. Sums
 // are f64 and are rounded once. An output depends only on its own row of a and its own row of b.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Half-precision numbers in weights.
+// Conversion of half-precision numbers in weights.
 #pragma once
 
 #include <bit>

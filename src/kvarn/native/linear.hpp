@@ -1,8 +1,9 @@
 // Products of packed weights and activations.
 //
-// Integer weights are multiplied with activations that are rounded to int8 per 32 columns, so the
-// sum over a block is an exact integer with any instruction. An output is one chain over ascending
-// blocks; lanes are output rows:
+// Integer weights are multiplied with activations that are rounded to int8 per 32 columns. So the
+// sum over a block is an exact integer on every instruction set. An output is one chain over
+// ascending blocks; lanes are output rows. d and m are scale and minimum of the weights, dx and
+// sumx are scale and sum of the activation codes:
 //     acc = fma(d * dx, float(isum), acc);  acc = fma(m, dx * sumx, acc)
 // BF16 weights are multiplied with activations rounded to bf16, summed in one of the two orders of
 // isa.hpp. F16 and F32 weights are multiplied with f32, columns ascending. So the bits of a row

@@ -1,8 +1,9 @@
 // Splits a text at tokens that are matched as a whole: control tokens, the unknown token,
 // user-defined tokens.
-// Contract: a longer token is cut out of the whole text before shorter ones are searched, each from
-// left to right. This differs from the longest match at every position, and models are trained with
-// it. Non-goals: the text between the tokens; Python types.
+// Contract: longer tokens are cut out of the whole text before shorter ones are searched. Each
+// token is searched from left to right. This can differ from taking the longest match at every
+// position. Models are trained with this rule. Non-goals: the text between the tokens; Python
+// types.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Packs the types of a file that have scales of their own; tables.cpp has the others.
+// Packs the stored types whose codes and scales are kept. tables.cpp packs the other types.
 #include <iterator>
 
 #include "base.hpp"

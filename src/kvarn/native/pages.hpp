@@ -1,5 +1,5 @@
-// Zeroed memory in large pages, if the system has them: reading a 1 MB matrix in small pages costs
-// a third of the bandwidth.
+// Zeroed memory in large pages, if the system has them. With small pages, reading a 1 MB matrix
+// loses a third of the bandwidth.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // A model as a list of operations over numbered buffers; a step is one pass over the list.
 //
 // A program is built once: backends/cpu adds buffers, weights and operations in order. `run` gives
-// the list to the pool. Every thread walks the list, takes its share of each operation's items, and
-// waits at a barrier behind it. Workspaces grow to the largest step and are kept. Non-goals: what a
-// model is, where weights come from, sampling.
+// the list to the pool. Every thread goes through the list. It computes its share of an operation's
+// items and then waits at a barrier. Workspaces grow to the largest step and are kept. Non-goals:
+// what a model is, where weights come from, sampling.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Operations on single rows of activations: norms, rotation, gates. A reduction has one order: lane
-// i sums the elements that are i mod 16.
+// Operations on single rows of activations: norms, rotation, gates. Sums over a row have one order:
+// lane i sums the elements whose index is i mod 16.
 #pragma once
 
 #include <cstdint>

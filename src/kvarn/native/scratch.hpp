@@ -1,5 +1,5 @@
-// A thread's scratch memory for attention: which arrays there are, and how large. The one list
-// below serves both to size the memory and to carve it up.
+// A thread's scratch memory for attention. One list below names the arrays and their sizes. It is
+// used twice: to compute the size of the memory, and to divide the memory into the arrays.
 #pragma once
 
 #include "base.hpp"

@@ -1,7 +1,7 @@
-// Types whose numbers come from a table of at most 16 values: IQ*, TQ*, MXFP4. A file block of 256
-// columns becomes a scale, 16 or 8 factors of it, and the table index of each number. The IQ1 to
-// IQ3 types store rows of a grid, which the caller gives. Scales are multiplied by powers of two to
-// make the factors integers; nothing is rounded.
+// Packs the types whose numbers come from a table of at most 16 values: IQ*, TQ*, MXFP4. A file
+// block of 256 columns becomes a scale, 16 or 8 factors of it, and the table index of each number.
+// The IQ1 to IQ3 types store rows of a grid, which the caller gives. Scales are multiplied by
+// powers of two to make the factors integers; nothing is rounded.
 #include <bit>
 
 #include "group_writer.hpp"

@@ -1,11 +1,11 @@
 // A pool of threads that runs one job at a time; the caller is thread 0. Workers spin for a moment
-// and then sleep, so an idle pool costs nothing, and a busy machine slows it down but never blocks
-// it. Pools are independent of each other.
+// and then sleep. So an idle pool costs nothing. Other load on the machine slows a pool down but
+// never blocks it. Pools are independent of each other.
 //
-// Threads are not bound to processors. But a scheduler can leave two of our threads on one
-// processor, where each waits for the other, long after another processor became free. So each
-// thread notes where it runs, and a waiting thread moves away from a processor where another one
-// works (Linux only; its affinity mask stays the same).
+// Threads are not bound to processors. But the scheduler of the system can leave two threads of a
+// pool on one processor, where they wait for each other, long after another processor became free.
+// So each thread stores on which processor it runs. A waiting thread moves to another processor if
+// another thread of its pool works on this one (Linux only; its affinity mask stays the same).
 #pragma once
 
 #include <atomic>

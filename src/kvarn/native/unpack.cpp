@@ -1,5 +1,5 @@
-// Packed weights back to numbers, one at a time: for embeddings, and for tests that packing loses
-// nothing.
+// Converts packed weights back to numbers, one at a time. Embeddings use it, and tests use it to
+// check that packing loses nothing.
 #include "half.hpp"
 #include "pack.hpp"
 

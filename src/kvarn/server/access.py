@@ -1,8 +1,8 @@
 """API keys, and the salts that decide which requests share prefixes.
 
-The salt is derived from the API key. A caller therefore cannot learn from an answer, or from its time,
-what a caller with another key has sent. A salt in the request can only narrow the sharing, never widen
-it. `share` gives all keys the same salt.
+The salt is derived from the API key. A caller therefore cannot learn from an answer, or from its
+response time, what a caller with another key has sent. A salt in the request can restrict sharing, but
+never extend it to other keys. `share` gives all keys the same salt.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One HTTP call for text: submissions to the engine, updates from it, and an answer, whole or streamed.
+"""One completion request over HTTP: submissions to the engine, updates from it, and an answer, whole or streamed.
 
 A call can end with an answer or a refusal, or because the client disconnects or stops reading. In each
 case its submissions are cancelled, which frees their blocks before the next step.

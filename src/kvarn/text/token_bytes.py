@@ -1,7 +1,7 @@
 """The bytes of each token, as they appear in the text.
 
-Contract: the inverse of encoding. It removes the space that encoding puts before a text. Control tokens
-appear only if `special`. Non-goal: whole characters, which can span several tokens (detokenizer.py).
+Contract: this is the inverse of encoding. The space that encoding puts before a text is removed. Control
+tokens appear only if `special`. Non-goal: whole characters, which can span several tokens (detokenizer.py).
 """
 
 from kvarn.text.vocabulary import Vocabulary

@@ -1,9 +1,10 @@
 """The tokenizer of a model: text to token ids and back.
 
 Contract: immutable and thread-safe. With a GGUF vocabulary, `encode` gives the ids that llama.cpp gives.
-`decode(encode(text))` is the text if it has no control tokens; but SentencePiece turns U+2581 into a
-space. `encode` recognizes control tokens in a text only if `special`, so that a user's text cannot start
-a turn. Non-goals: chat templates (chat.py), an end-of-sequence token, truncation, batches.
+`decode(encode(text))` is the text if it has no control tokens. There is one exception: SentencePiece
+turns U+2581 into a space. `encode` recognizes control tokens in a text only if `special`, so that a
+user's text cannot start a turn. Non-goals: chat templates (chat.py), an end-of-sequence token,
+truncation, batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

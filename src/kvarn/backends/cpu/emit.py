@@ -1,12 +1,12 @@
-"""Emits a native program from a model's fused graph: buffers, and the input forms that matrices read.
+"""Emits a native program from a model's fused graph. Decides about buffers and about rounded inputs.
 
-- The rows that matrices read are rounded to the forms that these multiply with: int8 codes, bf16.
-  Norms and gates round their own rows; the rows of attention are rounded by an operation of their own.
-- A buffer is used again, for another value of the same width, after the last read of its value. Sums
-  and gates are computed in place.
+- The inputs of a matrix are rounded to the form that the matrix multiplies with: int8 codes or bf16.
+  Norms and gates round their own outputs. A separate operation rounds the outputs of attention.
+- After the last read of a value, its buffer is used for another value of the same width. Sums and
+  gates are computed in place.
 
-There is one set of rounded rows at a time, so a product directly follows the operation that it reads.
-Non-goal: deciding what is fused (graph/fuse.py).
+Only one set of rounded inputs exists at a time, so a product directly follows the operation that
+rounds its inputs. Non-goal: deciding what is fused (graph/fuse.py).
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The memory of a cache for native kernels: a view of pointers, made once per cache."""
+"""The memory of a cache for native kernels: a record of pointers, made once per cache."""
 
 import numpy as np
 

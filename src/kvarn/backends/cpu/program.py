@@ -1,4 +1,4 @@
-"""A model on the CPU backend: recorded once, its weights packed once; a step is one native call."""
+"""A model on the CPU backend. It is recorded once, its weights are packed once, and a step is one native call."""
 
 import time
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Reference attention over Store and Table.
 
 The bits of a row depend only on its query and on the keys that it may see. They do not depend on the
-other rows of the step, or on the place and size of the blocks. Every sum is one of kvarn.arithmetic, in
-ascending position:
+other rows of the step, or on the place and size of the blocks. Every sum is computed by
+kvarn.arithmetic, in order of ascending position:
 
     s = q . k * scale        m = max s        p = exp(s - m)        out = sum(p v) / sum(p)
 

@@ -1,7 +1,7 @@
-"""The operations in NumPy. Every call computes at once.
+"""The operations of graph/ops.py in NumPy. Every call computes at once.
 
 The bits of a row do not depend on the other rows (docs/design.md). Sums and elementary functions are
-those of kvarn.arithmetic. Everything else is single IEEE operations on elements.
+those of kvarn.arithmetic. Everything else consists of single IEEE operations per element.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Peers that a benchmark compares kvarn with: llama-cpp-python, or a server with OpenAI's API."""
+"""Peers are the engines that a benchmark compares kvarn with: llama-cpp-python, or a server with OpenAI's API."""
 
 import os
 import sys

@@ -4,8 +4,8 @@
           reports as cached are not counted.
     tg    streams. Only tokens that arrive while all sequences generate are counted.
 
-The server's prefix cache holds the first D tokens (the depth). If a server has none, pp computes and
-counts these tokens too.
+The server's prefix cache holds the first D tokens (the depth). If a server has no prefix cache, pp
+computes and counts these tokens, too.
 """
 
 import json

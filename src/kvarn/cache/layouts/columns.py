@@ -1,7 +1,7 @@
 """Columns: 32-slot panels, head-major inside; K transposed [head][dim][slot], V plain [head][slot][dim].
 
-For CPUs with a vector unit, which reads both in place: a vector of K holds 32 slots of one dimension,
-a vector of V holds dimensions of one slot. Panel transposes V instead of K, for a matrix unit.
+For CPUs with a vector unit, which reads K and V in place: a vector of K holds slots of one dimension, a
+vector of V holds dimensions of one slot. The layout `panel` transposes V instead, for a matrix unit.
 """
 
 from kvarn.cache.layout import BlockShape, Strides

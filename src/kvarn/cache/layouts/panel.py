@@ -1,6 +1,6 @@
 """Panel: 32-slot panels, head-major inside; K [head][slot][dim], V transposed [head][dim][slot].
 
-For CPUs with a matrix unit: it multiplies 32 probabilities by a panel of V, which it reads in place.
+For CPUs with a matrix unit. The unit reads a panel of V in place and multiplies it by 32 probabilities.
 """
 
 from kvarn.cache.layout import BlockShape, Strides

@@ -1,7 +1,7 @@
 // AMX: eight tiles of 16 rows of 64 bytes, and products of them. This is assembly that declares the
-// memory each instruction touches. The compilers' intrinsics do not declare it, so the compiler may
-// move stores past them. Tile shapes are constants and do not come from CPUID, because hypervisors
-// hide that leaf.
+// memory that each instruction accesses. The compilers' intrinsics do not declare it, so the
+// compiler may move stores past them. Tile shapes are constants and do not come from CPUID, because
+// hypervisors hide that leaf.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Scores and outputs of many query rows with AMX. It reads the same staged pairs as VDPBF16PS: a
-// staged tile is the right operand without any change. A tile has 16 rows; those past the last
-// query row hold anything, and a row only affects its own results. Included by attention.cpp.
+// Scores and outputs of many query rows with AMX. The staged tiles are the same as for VDPBF16PS:
+// they already have the form of AMX's right operand. A tile has 16 rows. Rows past the last query
+// row may hold any numbers, because a row affects only its own results. Included by attention.cpp.
 #pragma once
 
 #include "products.hpp"

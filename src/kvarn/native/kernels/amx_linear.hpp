@@ -1,4 +1,5 @@
-// Products of many activation rows with AMX: the integer sums of a block, or whole sums of bf16.
+// Products of many activation rows with AMX: it computes the integer sums of a block, or complete
+// sums of bf16 products.
 // Scales are applied as in the other paths, so the bits are the same. Included by linear.cpp.
 #pragma once
 

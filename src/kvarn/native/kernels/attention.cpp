@@ -3,7 +3,7 @@
 //
 //   tiles       Keys are in tiles of 32 slots at absolute positions, tiles in chunks of 256. A
 //               chunk gives (m, l, O), and chunks are merged in ascending order by one formula.
-//               Only a tile that no query sees is skipped, and it would add exact zeros.
+//               A tile that no query sees is skipped: it would add exact zeros.
 //   sums        Scores: lanes are slots, summed over dims. l: lanes are slots mod 16. O: lanes are
 //               dims, summed over slots. Scores and O use one of the two orders of ../isa.hpp.
 //   types       bf16 and int8 cells: q and p are rounded to bf16, products are bf16, sums are f32;

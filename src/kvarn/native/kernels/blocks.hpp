@@ -1,5 +1,6 @@
-// Packed weights block by block: 32 columns of 16 rows as vectors of codes, their scales, and what
-// a block adds to an output. Included by linear.cpp; in the instruction set's namespace.
+// Reads packed weights block by block. A block has 32 columns of 16 rows: vectors of codes, and
+// their scales. Also computes what a block adds to an output. Included by linear.cpp; in the
+// instruction set's namespace.
 #pragma once
 
 #include "../linear.hpp"

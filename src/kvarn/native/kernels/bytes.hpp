@@ -1,7 +1,8 @@
-// Integer arithmetic over packed codes: 64 bytes at a time with AVX-512, else 32, or arrays. Lanes
-// are output rows, with four columns to a lane. The sum over a block is an exact integer on every
-// path. The words are those of simd.hpp; load_* and set1_* differ because these registers can be
-// narrower than F and I. Included by linear.cpp; in the instruction set's namespace.
+// Integer arithmetic on packed codes: 64 bytes at a time with AVX-512, 32 with AVX2, arrays without
+// both. Lanes are output rows, with four columns per lane. The sum over a block is an exact integer
+// on every path. Function names are those of simd.hpp; load_* and set1_* differ because these
+// registers can be narrower than F and I. Included by linear.cpp; in the instruction set's
+// namespace.
 #pragma once
 
 #include "simd.hpp"

@@ -1,6 +1,6 @@
 // Encodes cells: f32 to bf16, f16, int8. Compiled once per instruction set (KVARN_ISA names it)
-// from plain loops that the compiler vectorizes. Only integer arithmetic and single IEEE
-// operations, so every instruction set gives the same bits. The NumPy definitions are in
+// from plain loops that the compiler vectorizes. The loops use only integer arithmetic and single
+// IEEE operations, so every instruction set gives the same bits. The NumPy definitions are in
 // backends/reference/codecs.py; tests compare the bits.
 #include <bit>
 #include <cmath>

@@ -1,7 +1,7 @@
-// Key tiles: finds the blocks that hold a tile, and stages its cells. Staging converts any layout
-// and codec to the one arrangement that products read: K [dim][slot] and V [slot][dim], in f32, or
-// as pairs of bf16 for VDPBF16PS and AMX. Included by attention.cpp; in the instruction set's
-// namespace.
+// Tiles of keys: finds the blocks that hold a tile, and stages (copies) its cells. Staging converts
+// any layout and codec to the one arrangement that products read: K [dim][slot] and V [slot][dim],
+// in f32, or as pairs of bf16 for VDPBF16PS and AMX. Included by attention.cpp; in the instruction
+// set's namespace.
 #pragma once
 
 #include "../base.hpp"
