@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 from typing import Any
 
 from kvarn.bench.load.client import Outcome, Target
@@ -27,9 +26,7 @@ between pieces, whole answer) and goodput: the requests that stay within given l
 kvarn bench serve --requests 200 --rate 8 --input-len 512 --output-len 128
 kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
-    key = os.environ.get("KVARN_API_KEY")
-    parser.add_argument("--api-key", metavar="KEY", default=key, help="the server's API key (or KVARN_API_KEY)")
+    flags.add_server_flags(parser)
     parser.add_argument("--model", help="the model's name in requests (default: the first that the server lists)")
     for flag, default, what in (
         ("--requests", 64, "how many requests to send"),

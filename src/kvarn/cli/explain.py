@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import time
 from typing import Any
 from urllib.parse import quote
@@ -28,11 +27,7 @@ kvarn explain chatcmpl-1a2b3c --api-key KEY --json""",
     parser.add_argument(
         "id", nargs="?", metavar="ID", help="id in the answer to the request (default: the last request of this key)"
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
-    key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # `serve` takes several
-    parser.add_argument(
-        "--api-key", metavar="KEY", default=key, help="API key that made the request (or KVARN_API_KEY)"
-    )
+    flags.add_server_flags(parser)
     flags.add_json_flag(parser)
 
 
