@@ -9,9 +9,10 @@ from support.harness import Driven, bits, load_program, load_weights, pool
 from support.native_program import emitted
 from support.tiny_models import ARCHITECTURES, GOLDEN
 
+from kvarn import native
 from kvarn.backends.base import Memory
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.cpu.program import LANES, CpuProgram
+from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
@@ -60,7 +61,7 @@ def test_hidden_states_that_are_not_there_are_refused(tmp_path: Path) -> None:
     cache.open(0)
     cache.reserve(0, len(TOKENS))
     cache.prepare([0])
-    logits = np.empty((2, align(program.vocabulary, LANES)), np.float32)
+    logits = np.empty((2, align(program.vocabulary, native.GROUP_ROWS)), np.float32)
     program.run(cache.memory.view, np.array(TOKENS), cache.host.positions, np.array([1, 2]), logits)
     with pytest.raises(ValueError, match=rf"the last step's are \[2, {GOLDEN.hidden}\]"):
         program.hidden(np.empty((3, GOLDEN.hidden), np.float32))
