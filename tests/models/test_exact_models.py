@@ -25,6 +25,7 @@ from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.scoring import perplexity
@@ -176,7 +177,7 @@ def test_instruction_sets(ready: Ready) -> None:
             assert same(logits(program, text[:12], 1), ready.expected[0]), name
 
 
-@pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "int8"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_every_codec_gives_the_same_bits_in_pieces_and_on_every_instruction_set(ready: Ready, codec: str) -> None:
     text = ready.texts[0][:20]
     for order in native.SUM_ORDERS:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from kvarn import native
-from kvarn.backends import reference
+from kvarn.backends import open_backend, reference
 from kvarn.backends.base import Counters, Memory, Program
 from kvarn.backends.cpu import Cpu, program
 from kvarn.backends.cpu.memory import CpuMemory
@@ -49,6 +49,7 @@ MIX = {  # name: per step, sequence -> new tokens
     "by ones": [{0: 1}] * 70,
     "odd": [{0: 7}, {0: 1}] * 18,
 }
+F32_MATH = ("f32", "f16")  # codecs whose cells the native backend multiplies in f32; the others as bf16
 LOG2E = np.float32(1.4426950408889634)
 _current = ["reference"]
 
@@ -63,7 +64,7 @@ def using(name: str, order: str | None = None) -> Iterator[None]:
     """The backend of this name, and this order of sums, until the end of the block."""
     before = native.isa(), native.sum_order()
     _current.append(name)
-    if name != "reference":
+    if name in native.isas():
         native.select_isa(name)
     native.select_sum_order(order or before[1])
     try:
@@ -74,17 +75,18 @@ def using(name: str, order: str | None = None) -> Iterator[None]:
         native.select_sum_order(before[1])
 
 
-def backend() -> Reference | Cpu:
-    return Reference() if _current[-1] == "reference" else Cpu(pool())
+def backend() -> Any:
+    """The backend whose turn it is, with the attribute `kernels`; its `layers` returns a HostMemory."""
+    return Cpu(pool()) if on_cpu() else open_backend(_current[-1], 1)
 
 
 def on_cpu() -> bool:
-    return _current[-1] != "reference"
+    return _current[-1] in native.isas()
 
 
 def thorough() -> bool:
     """Bookkeeping does not know instruction sets: everything with the reference and the best one, less with others."""
-    return _current[-1] in BACKENDS[:2]
+    return not on_cpu() or _current[-1] == native.isas()[0]
 
 
 def strategies() -> Sequence[str]:
@@ -177,15 +179,11 @@ def inputs(spec: LayerSpec, length: int, seed: int, scale: float = 1.0) -> Input
 
 
 def fill_with_nan(cache: Driven) -> None:
+    """All bits are 1: a NaN in every type of float, and in the scales of integers."""
     for store in cache.stores:
-        for cells in (store.k, store.v):
-            if store.codec.name == "bf16":
-                cells[...] = 0x7FC0
-            else:
-                cells[...] = 127 if store.codec.name == "int8" else np.nan
-        for scales in (store.k_scale, store.v_scale):
-            if scales is not None:
-                scales[...] = np.nan
+        for array in store.arrays:
+            unsigned = np.dtype(f"u{array.itemsize}")
+            array.view(unsigned)[...] = np.iinfo(unsigned).max
 
 
 def drive(cache: Driven, schedule: Schedule, data: dict[tuple[int, int], Inputs]) -> dict[tuple[int, int], np.ndarray]:
@@ -256,10 +254,10 @@ class Expected(NamedTuple):
 
 
 def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
-    """The oracle's rows from position `first` on. Native bf16 and int8 round scaled queries and probabilities to bf16:
-    the first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
+    """The oracle's rows from position `first` on. Native products of bf16 round scaled queries and probabilities: the
+    first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
     k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.k_dim**-0.5
-    if not on_cpu() or codec in ("f32", "f16"):
+    if not on_cpu() or codec in F32_MATH:
         return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
     q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
     both = np.concatenate([v, np.abs(v)], axis=-1)
