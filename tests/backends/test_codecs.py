@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from kvarn import native
+from kvarn.backends.cpu import Cpu
 from kvarn.backends.reference.codecs import DEFINITIONS
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, Codec
+from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.spec import LayerSpec
 from kvarn.errors import KvarnError
 
 DIM = 64
@@ -120,6 +123,13 @@ def test_instruction_sets_match_the_processor() -> None:
     assert ("avx2" in native.isas()) == ({"avx2", "fma"} <= features)
     assert ("avx512" in native.isas()) == ({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"} <= features)
     assert native.isas()[-1] == "portable"
+
+
+def test_the_cpu_backend_refuses_a_codec_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS, "odd", Codec("odd", "f4"))
+    planned = plan(CacheConfig([LayerSpec(2, 1, 8, 8)], 64, "paged", "odd"))
+    with pytest.raises(KvarnError, match="the cpu backend has no odd cells: use --backend reference"):
+        Cpu().memory(planned)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def cells(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 
 CODES = cells(BLOCKS, 1, KV, BLOCK, DIM, dtype=np.int8)
-INT8 = dict(k=CODES, v=CODES.copy(), codec=3)
+INT8 = dict(k=CODES, v=CODES.copy(), codec=native.Codec.int8)
 SCALES = cells(BLOCKS, 1, KV, BLOCK)
 BAD = {
     "cells of another rank": (dict(k=cells(BLOCKS, KV, BLOCK, DIM)), r"\[block, panel, head, slot, dim\]"),
@@ -86,7 +86,7 @@ BAD = {
     "no scales": (INT8, "need a k_scale"),
     "scales of f64": (INT8 | dict(k_scale=SCALES.astype(np.float64), v_scale=SCALES), "k_scale is float32.*float64"),
     "scales of another shape": (INT8 | dict(k_scale=SCALES, v_scale=SCALES[:, :, :, :16]), "v_scale is float32"),
-    "an unknown codec": (dict(codec=4), "unknown codec 4"),
+    "an unknown codec": (dict(codec=len(native.Codec)), "unknown codec"),
     "an unknown group": (dict(group=1), "group 1"),
     "an unknown layer": (dict(layer=1), "layer 1"),
     "blocks of i64": (dict(blocks=np.zeros((1, 3), np.int64)), "table.blocks.*int32 is needed.*int64"),
@@ -135,7 +135,10 @@ BAD = {
 ROWS_SEE = [1 / 38, 2 / 39, 3 / 40]  # of the keys that a row sees, the part that the step wrote
 VALID = {
     "f32": ({}, ROWS_SEE),
-    "int8": (dict(k=CODES.copy(), v=CODES.copy(), codec=3, k_scale=SCALES.copy(), v_scale=SCALES.copy()), ROWS_SEE),
+    "int8": (
+        dict(k=CODES.copy(), v=CODES.copy(), codec=native.Codec.int8, k_scale=SCALES.copy(), v_scale=SCALES.copy()),
+        ROWS_SEE,
+    ),
     "a window of 4": (dict(heads=(HEADS, KV, 4, 0)), [1 / 4, 2 / 4, 3 / 4]),
     "padding": (dict(kv_len=i32(0), cells=np.full(3, -1)), [0, 0, 0]),
 }

@@ -4,6 +4,8 @@ A layout maps (block, head, slot) to bytes. Token-major stores `[seq, n_kv_heads
 head's tokens after each other; repeated stores a copy for every query head. The history is a view, never a copy.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from support.caches import SPEC, cache_of, write_step
@@ -11,6 +13,8 @@ from support.harness import Driven, history, inputs
 
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.cells import repeat_heads
+from kvarn.cache.layout import BlockShape
+from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.errors import KvarnError
@@ -123,3 +127,14 @@ def test_every_layer_is_bound_at_its_own_offset() -> None:
     offsets = [o for at in cache.plan.offsets for o in (at.k, at.v, at.k_scale, at.v_scale)]
     assert [a - cache.arena.ctypes.data for a in addresses] == offsets
     assert len(set(offsets)) == 16
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_strides_of_a_layout_name_every_unit_of_a_block_once(name: str) -> None:
+    layout = LAYOUTS[name]
+    for block_size, units in itertools.product((32, 64), (5, 1)):  # of cells, and of scales
+        shape = BlockShape(layout.stored_heads(SPEC), units, block_size, layout.panel_size(block_size))
+        axes = (2, shape.n_panels, shape.heads, shape.panel_size, shape.units)  # two blocks
+        for strides in (layout.k_strides(shape), layout.v_strides(shape)):
+            found = [sum(a * b for a, b in zip(cell, strides, strict=True)) for cell in np.ndindex(axes)]
+            assert sorted(found) == list(range(2 * shape.total))

@@ -104,7 +104,7 @@ def test_a_budget_that_holds_nothing_is_refused_with_the_numbers(strategy: str) 
 SPEC = LayerSpec(4, 2, 8, 8)
 REFUSED = {
     "unknown strategy": (dict(strategy="magic"), "unknown cache strategy 'magic'; there are: contiguous"),
-    "unknown codec": (dict(codec="q4"), "unknown cache type 'q4'; there are: f32, f16, bf16, int8"),
+    "unknown codec": (dict(codec="q4"), f"unknown cache type 'q4'; there are: {', '.join(CODECS)}"),
     "unknown layout": (dict(layout="diagonal"), "unknown cache layout 'diagonal'; there are: token-major"),
     "block of 8": (dict(block_size=8), "block size 8: it must be a power of two from 16"),
     "block of 48": (dict(block_size=48), "block size 48: it must be a power of two from 16"),

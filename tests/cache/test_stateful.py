@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from support.book import CONFIGS, Book
 
+from kvarn.cache.placements import PLACEMENTS
+from kvarn.cache.strategy import STRATEGIES
+
 TOKENS = st.integers(0, 2)  # few values, so that prefixes meet
 CHOICE = st.integers(0, 10**6)
 STEP = st.lists(st.tuples(CHOICE, st.lists(TOKENS, min_size=1, max_size=20)), min_size=1, max_size=5)
@@ -113,3 +116,7 @@ def test_random_verbs_against_the_dictionary_oracle(name: str) -> None:
 def test_a_short_fuzzer_run_finds_nothing(name: str) -> None:
     """A short run of `make fuzz`, so that the tool itself is tested."""
     run(name, seed=0, ops=300)
+
+
+def test_every_placement_is_driven() -> None:
+    assert {STRATEGIES[config.strategy].placement for config in CONFIGS.values()} == set(PLACEMENTS)

@@ -11,6 +11,8 @@ import pytest
 from support.serving import tiny_model
 
 from kvarn import __version__
+from kvarn.backends import BACKENDS
+from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import main
 from kvarn.cli.table import human_bytes
@@ -26,7 +28,7 @@ def kvarn(*args: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_strategies_prints_one_aligned_table(backend: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["strategies", "-c", "256", "-n", "200", "--backend", backend]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -40,14 +42,14 @@ def test_strategies_prints_one_aligned_table(backend: str, capsys: pytest.Captur
         assert line.endswith("equal")
 
 
-@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_strategies_as_json(codec: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["strategies", "-c", "256", "-n", "200", "--cache-type", codec, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     rows = said["rows"]
     assert said["backend"] == "cpu"
     assert len(rows) == len(NAMES)
-    worst = {"f32": 2e-6, "bf16": 2e-2, "int8": 1e-1}[codec]
+    worst = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}.get(codec, 1e-1)
     for row in rows:
         assert row["same_bits"]
         assert 0 < row["max_difference"] < worst

@@ -6,6 +6,7 @@ import pytest
 from support.tiny import VOCAB, alone, engine_of, finish
 
 from kvarn.cache.placement import Reason, ReuseLimit
+from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.request import Request, SamplingParams
 
@@ -13,7 +14,7 @@ RNG = random.Random(5)
 FIRST = [RNG.randrange(VOCAB) for _ in range(70)]
 NEXT = [RNG.randrange(VOCAB) for _ in range(9)]
 SHORT = SamplingParams(max_tokens=12)
-KEEPING = [name for name, strategy in STRATEGIES.items() if strategy.placement != "paged"]
+KEEPING = [name for name, strategy in STRATEGIES.items() if not PLACEMENTS[strategy.placement].shares]
 
 
 def turn(engine, prompt: list[int], params: SamplingParams = SHORT, conversation: object = "c", **kw) -> Request:

@@ -25,6 +25,7 @@ from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.scoring import perplexity
@@ -186,7 +187,7 @@ def test_instruction_sets_do_not_change_a_bit(ready: Ready) -> None:
             assert same(logits(program, text[: 3 if ready.few_steps else 12], 1), ready.expected[0]), name
 
 
-@pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "int8"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_every_codec_gives_the_same_bits_in_pieces_and_on_every_instruction_set(ready: Ready, codec: str) -> None:
     if ready.few_steps and codec != "bf16":
         return  # attention does not know the type of the weights: smollm2 as it is has them all

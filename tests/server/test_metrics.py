@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.serving import Served, serve, tiny_model
 from support.tiny_models import GOLDEN
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
 ROW = GOLDEN.n_layers * 2 * GOLDEN.n_kv_heads * GOLDEN.head_dim * 2  # bytes of one token: K and V, bf16
 NAMES = [
     "kv_cache_usage_perc",
@@ -26,6 +28,8 @@ NAMES = [
     "request_prefill_time_seconds_count",
     "request_decode_time_seconds_count",
     "kv_cache_bytes",
+    "kv_cache_blocks",
+    "kv_cache_blocks_cached",
     "kv_cache_resident_tokens",
     "kv_cache_misses_total",
     "kv_cache_evictions_total",
@@ -102,3 +106,11 @@ def test_names_that_dashboards_know(server: Served) -> None:
     for name in NAMES:
         assert re.search(rf"^kvarn:{name}\{{.*model_name=\"tiny\"", text, re.M), name
     assert "process_resident_memory_bytes" in text
+
+
+def test_every_metric_is_tested_and_documented(server: Served) -> None:
+    page = server.ask("/metrics").body.decode()
+    shown = {name for name in re.findall(r"^# TYPE kvarn:(\w+) ", page, re.M) if not name.endswith("_created")}
+    assert shown == {name.removesuffix("_count") for name in NAMES}
+    for name in shown:
+        assert re.search(rf"`{name}[`{{]", DOCUMENT.read_text()), f"{name} is not in docs/serving.md"

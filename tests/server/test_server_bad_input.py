@@ -1,10 +1,14 @@
 """Bad input: one clear line each, the right status, OpenAI's shape, and nothing left behind."""
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.serving import Served, serve, tiny_model
+
+from kvarn.server import request_fields
 
 CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 TALK = [{"role": "user", "content": "hello"}]
@@ -173,3 +177,9 @@ def test_a_client_that_leaves_during_its_body_is_harmless(server: Served) -> Non
     connection.send(b'{"prompt": ')
     connection.close()
     assert server.ask(TEXT, text()).status == 200
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    for name in (request_fields.CHAT | request_fields.COMPLETION).keys() - {"messages", "prompt", "model"}:
+        assert re.search(rf"`{name}[`.]", text), f"{name} is not in docs/serving.md"

@@ -114,7 +114,7 @@ class Book:
         self.texts: dict[int, Text] = {}
         self.devices = [Device(group.config.block_size) for group in self.cache.plan.groups]
         self.size = self.cache.plan.groups[0].config.block_size
-        self.paged = self.cache.plan.strategy.placement == "paged"
+        self.shares = self.cache.shares
         self.windowed = any(group.config.spec.window is not None for group in self.cache.plan.groups)
         self.full = 0  # times that reserve answered False
 
@@ -131,9 +131,9 @@ class Book:
         reused, stop = adoption
         assert 0 <= reused <= max(len(tokens) - 1, 0)
         assert reused <= stop.at or stop.reason is Reason.NOT_SHARING
-        if self.paged and not self.windowed:
+        if self.shares and not self.windowed:
             assert reused >= expected, "a live sequence has these blocks"
-        if not self.paged:
+        if not self.shares:
             assert adoption == (0, ReuseLimit(Reason.NOT_SHARING, 0))
         if stop.reason is Reason.DIFFERS:
             assert tokens[stop.at] == stop.ours != stop.theirs

@@ -123,6 +123,7 @@ R = TypeVar("R", bound=Residency)
 
 class Placement(ABC, Generic[R]):
     shares = False  # whether `adopt` can ever reuse anything
+    on_demand = False  # whether a sequence takes single blocks as it grows, not all at its first reserve
 
     def __init__(self, config: GroupConfig) -> None:
         self.config = config
@@ -170,8 +171,7 @@ class Placement(ABC, Generic[R]):
     # -- verbs ---------------------------------------------------------------------------------------------------
 
     def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> R:
-        """Only sequences with the same salt share blocks. Eviction skips the blocks that this sequence
-        leaves in the cache `priority` times."""
+        """Only sequences with the same salt share. Eviction skips the blocks that this one leaves `priority` times."""
         if seq in self.sequences:
             raise SequenceExists(f"sequence {seq} is already open: free it first, or use another id")
         self.sequences[seq] = r = self._new(salt, priority)

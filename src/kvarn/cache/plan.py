@@ -261,7 +261,7 @@ def _counts(config: CacheConfig, strategy: Strategy, drafts: Sequence[Group]) ->
     if config.cache_bytes is None:
         return wanted
     cost = [len(g.layers) * g.parts.block_bytes for g in drafts]
-    if strategy.placement != "paged":  # a sequence takes all its blocks at once
+    if not PLACEMENTS[strategy.placement].on_demand:  # a sequence takes all its blocks at once
         sequence = sum(g.blocks_per_sequence * c for g, c in zip(drafts, cost, strict=True))
         n = min(config.cache_bytes // sequence, config.max_seqs)
         _ensure_fits(n > 0, config, sequence, f"one sequence of {config.context} tokens")

@@ -4,7 +4,7 @@ The bits of a row do not depend on the other rows (docs/design.md). Sums and ele
 those of kvarn.arithmetic. Everything else consists of single IEEE operations per element.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class ReferenceOps:
         return self._memory.attend(layer, queries, scale).reshape(rows, -1)
 
     def gated(self, gate: Floats, up: Floats, activation: Activation) -> Floats:
-        return (silu(gate) if activation == "silu" else gelu(gate)) * up
+        return ACTIVATIONS[activation](gate) * up
 
     def add(self, x: Floats, y: Floats) -> Floats:
         return x + y
@@ -84,3 +84,6 @@ def gelu(x: Floats) -> Floats:
     wide = x.astype(np.float64)
     inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
     return (wide / (1 + exp(-2 * inner))).astype(np.float32)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {"silu": silu, "gelu": gelu}

@@ -41,6 +41,7 @@ def resident(path: Sequence[Node], length: int, config: GroupConfig) -> int:
 
 class Paged(Placement[PagedResidency]):
     shares = True
+    on_demand = True
 
     def __init__(
         self, config: GroupConfig, digest: ChainHash = chain_hash, clock: Callable[[], float] = time.time
