@@ -151,7 +151,7 @@ def test_a_call_that_is_cancelled_as_a_piece_is_sent_ends(model: Path, turns: in
 
         async def take(message: dict) -> None:
             pieces.append(message)
-            if len(pieces) == 3:
+            if len(pieces) == 2:  # the head and the first text; what follows may come in one piece
                 cancel_in(turns)
 
         calling = asyncio.ensure_future(call(service, SHORT | {"stream": True, "max_tokens": 400}, take))
@@ -323,8 +323,9 @@ def test_a_call_that_is_left_after_its_last_token_is_explained(model: Path) -> N
         await call(service, SHORT | {"prompt": "another"})  # updates are in order: the first call has all of its own
         calling.cancel()
         await asyncio.wait({calling})
-        left, _ = (await look(service, "/kvarn/requests"))["data"]
-        assert (left["cancelled"], left["prompt_tokens"]) == (False, len(service.llm.tokenizer.encode(SHORT["prompt"])))
+        n_prompt = len(service.llm.tokenizer.encode(SHORT["prompt"]))
+        records = (await look(service, "/kvarn/requests"))["data"]
+        assert [record["cancelled"] for record in records if record["prompt_tokens"] == n_prompt] == [False]
 
     during(service, play)
 
