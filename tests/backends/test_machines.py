@@ -10,6 +10,8 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +48,22 @@ def cases() -> list[pytest.param]:
     return found
 
 
-@pytest.mark.parametrize("environment", cases())
-def test_the_same_bits_on_every_machine(environment: dict[str, str]) -> None:
+def run_bitwise(environment: dict[str, str]) -> subprocess.CompletedProcess:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVARN_ISA", "KVARN_SUM_ORDER"))}
     command = [sys.executable, str(HERE / "bitwise.py"), *(["--brief"] if environment else [])]
-    ran = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[dict[str, Future]]:
+    """The processes of all cases, two at a time: each has one thread."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {case.id: pool.submit(run_bitwise, case.values[0]) for case in cases()}
+
+
+@pytest.mark.parametrize(("environment", "name"), [pytest.param(*c.values, c.id, id=c.id) for c in cases()])
+def test_the_same_bits_on_every_machine(environment: dict[str, str], name: str, processes: dict[str, Future]) -> None:
+    ran = processes[name].result()
     if ran.returncode == -signal.SIGILL and not ran.stderr.startswith("ready"):
         raise LacksInstructions(f"this processor cannot run NumPy with {environment}")
     assert ran.returncode == 0, ran.stderr
