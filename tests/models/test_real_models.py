@@ -31,9 +31,6 @@ from kvarn.loading.checkpoint import open_checkpoint
 SMALL = ("smollm2", "gemma")
 # Positions that the reference reads of the 512; test_exact_models reads all of them with the native backend.
 POSITIONS = {"qwen": 160, "smollm2": 256}
-    "qwen": 160,
-    "smollm2": 256,
-}  # that the reference reads of the 512; test_exact_models reads all with the native backend
 
 
 @lru_cache(maxsize=1)  # the large ones fill gigabytes
