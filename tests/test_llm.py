@@ -12,7 +12,6 @@ from support.models import model
 
 from kvarn import LLM, KvarnError, SamplingParams, native
 from kvarn.cli import main
-from kvarn.text.stream import TextStream
 
 FOX = "The quick brown fox"
 
@@ -100,28 +99,6 @@ def test_every_strategy_by_name(strategy: str) -> None:
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(KvarnError, match="was trained for 8192 tokens"):
         LLM(model("smollm2"), context=10_000)
-
-
-def pieces_of(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
-    tokenizer = llm().tokenizer
-    writer, pieces = TextStream(tokenizer, [], stop), []
-    for token in tokenizer.encode(text):
-        stopped = writer.push(token)
-        pieces.append(writer.take())
-        if stopped:
-            break
-    writer.close()
-    return [*pieces, writer.take()], writer
-
-
-def test_a_text_stream_never_shows_the_beginning_of_a_stop_string() -> None:
-    pieces, writer = pieces_of("one two END three", stop=("END",))
-    assert "".join(pieces) == writer.text == "one two "
-    pieces, writer = pieces_of("one two EN", stop=("END",))
-    assert "".join(pieces) == writer.text == "one two EN", "held back, then found to be text"
-    pieces, _ = pieces_of("größer 🦙 naïve", stop=("zzz",))
-    assert "".join(pieces) == "größer 🦙 naïve"
-    assert not any("\ufffd" in piece for piece in pieces)
 
 
 def run_json(capsys: pytest.CaptureFixture, *flags: str) -> dict:
