@@ -65,5 +65,9 @@ class PullFailed(KvarnError):
     """A model could not be found or fetched."""
 
 
+class BadLogits(ArithmeticError):
+    """The model computed logits that are not finite numbers. Its weights are damaged; no request is at fault."""
+
+
 class BrokenInvariant(AssertionError):
     """`check()` found state that only a bug can produce."""

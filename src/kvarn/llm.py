@@ -11,6 +11,7 @@ and several streams may be read at the same time: all unfinished requests are co
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ class LLM:
         memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
         self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
-        self.engine = Engine(self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids)
+        ids = self.tokenizer.eos_ids, self.tokenizer.vocab_size
+        self.engine = Engine(self.program, memory, KVCache(planned), engine, *ids)
         self.runner = Runner(self.engine, self.tokenizer)
 
     @property
@@ -143,7 +145,7 @@ class LLM:
 
     def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> Job:
         """Queue a prompt; `stream_job` runs it. Prompts of one `conversation` reuse its history in the cache."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
         return self.runner.add(tokens, params, conversation=conversation)
 
     def stream_job(self, job: Job) -> Iterator[str]:
@@ -177,8 +179,21 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]
-    several = [prompt for prompt in prompts if isinstance(prompt, str | Sequence)]
-    return several if len(several) == len(prompts) else [[int(token) for token in prompts]]  # type: ignore[arg-type]
+    if isinstance(prompts, bytes | bytearray) or not hasattr(prompts, "__len__"):
+        raise KvarnError(f"a prompt is {type(prompts).__name__}: give text, token ids, or a list of such prompts")
+    if len(prompts) and all(hasattr(prompt, "__len__") for prompt in prompts):
+        return list(prompts)  # type: ignore[arg-type]
+    return [_ids(prompts)]
+
+
+def _ids(prompt: object) -> list[int]:
+    """Token ids as integers. Nothing else is converted to an id."""
+    try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError
+        return [index(token) for token in prompt]  # type: ignore[attr-defined]
+    except TypeError:
+        raise KvarnError("the prompt has a token that is not an integer: give text or token ids") from None
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

@@ -9,7 +9,7 @@ from support.tiny import PROMPTS, alone, blocks_of_16, engine_of, finish, progra
 
 from kvarn.engine.explain import explain
 from kvarn.engine.request import SamplingParams
-from kvarn.errors import QueueFull
+from kvarn.errors import KvarnError, QueueFull
 
 POISON = 99
 SHORT = SamplingParams(max_tokens=8)
@@ -191,3 +191,28 @@ def test_a_step_that_is_lost_is_computed_again(monkeypatch: pytest.MonkeyPatch) 
         if request.error is None:
             assert [s.output for s in request.samples] == [s.output for s in wanted.samples]
     assert engine.cache.usage().sequences == engine.cache.usage().blocks_used == 0
+
+
+def test_the_first_token_is_never_later_than_the_end() -> None:
+    engine = engine_of()
+    for n in (1, 1, 2):
+        request = engine.add([1, 2, 3], SamplingParams(max_tokens=n))
+        finish(engine)
+        timing = request.timing
+        assert timing.queued_at <= timing.started_at <= timing.first_token_at <= timing.finished_at
+
+
+def test_rows_without_a_token_are_never_sampled() -> None:
+    """A padded vocabulary: the model prefers a row that the tokenizer has no token for."""
+    program = program_of()
+    engine = engine_of(program, n_tokens=60)
+    free = engine_of(program)
+    outputs = []
+    for each in (engine, free):
+        params = SamplingParams(max_tokens=40, temperature=1.5, seed=1, logprobs=5)
+        request = each.add([1, 2, 3], params)
+        finish(each)
+        outputs.append(request.samples[0].output)
+    assert max(outputs[0]) < 60 <= max(outputs[1])
+    with pytest.raises(KvarnError, match="outside the vocabulary of 60"):
+        engine.add([1, 60], SamplingParams())

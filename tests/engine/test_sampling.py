@@ -7,7 +7,7 @@ import pytest
 
 from kvarn.engine.request import SamplingParams
 from kvarn.engine.sampling import History, log_softmax, make_sampler, uniform
-from kvarn.errors import KvarnError
+from kvarn.errors import BadLogits, KvarnError
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0, 0.5], np.float32)
 EMPTY = History([], 0)
@@ -116,3 +116,39 @@ def test_invalid_parameters_are_refused_by_name(field: str, value: object) -> No
 
 def test_stop_may_be_a_single_string() -> None:
     assert SamplingParams(stop="###").stop == ("###",)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-300, 1e-30])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_tiny_temperature_draws_the_likeliest_token(temperature: float, filters: dict) -> None:
+    """A quotient that overflows must not turn the order of the tokens around. Token 3 ties with token 1."""
+    sampler = make_sampler(SamplingParams(temperature=temperature, **filters), 3, 6)
+    for logits in (LOGITS, -LOGITS - 5, LOGITS * 1e30):
+        likeliest = set(np.flatnonzero(logits == logits.max()).tolist())
+        assert {sampler(logits, History([0] * i, 0), 0).token for i in range(100)} <= likeliest
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (dict(repetition_penalty=5e-324), "repetition_penalty is 5e-324; it must be between 0.01 and 100"),
+        (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),
+        (dict(repetition_penalty=1e300), "repetition_penalty is 1e[+]300"),
+        (dict(logit_bias={5: float("inf")}), "logit_bias is .*; it must be finite"),
+        (dict(logit_bias={5: float("nan")}), "logit_bias is .*; it must be finite"),
+        (dict(temperature=float("nan")), "temperature is nan"),
+    ],
+)
+def test_numbers_that_are_not_finite_or_absurd_are_refused(params: dict, message: str) -> None:
+    with pytest.raises(KvarnError, match=message):
+        SamplingParams(**params)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"logprobs": 2}, {"presence_penalty": 1.0}])
+def test_logits_that_are_not_finite_are_the_models_fault(wrong: float, params: dict) -> None:
+    logits = LOGITS.copy()
+    logits[4] = wrong
+    with pytest.raises(BadLogits, match="its weights are damaged"):
+        draw(logits, **params)
+    assert not isinstance(BadLogits(), KvarnError), "a server reports it as its own error, not as the caller's"

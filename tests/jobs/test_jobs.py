@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.serving import tiny_model
 from support.threads import together, until
@@ -284,3 +285,29 @@ def test_the_template_is_compiled_once(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "ab"}], GREEDY).text
         == llm.generate("<user>ab\n<assistant>", GREEDY)[0].text
     )
+
+
+NOT_PROMPTS = {
+    "floats": [1.7, 2.2],
+    "a batch with floats": [[1.5, 2.5, 3]],
+    "NumPy floats": [np.array([1.0, 2.0], np.float32)],
+    "bytes": b"abc",
+    "a batch of bytes": [b"abc"],
+    "a number": 5,
+    "nothing": None,
+    "ids and texts": [1, "a"],
+}
+
+
+@pytest.mark.parametrize("prompts", NOT_PROMPTS.values(), ids=NOT_PROMPTS)
+def test_what_is_no_prompt_is_refused_before_anything_is_opened(llm: LLM, prompts: Any) -> None:
+    for _ in range(3):  # more than max_seqs would hold
+        with pytest.raises(KvarnError, match="give text"):
+            llm.generate(prompts, GREEDY)
+    idle(llm)
+
+
+def test_ids_of_any_integer_type_are_a_prompt(llm: LLM) -> None:
+    expected = summary(llm.generate([1, 2, 3], GREEDY)[0])
+    for prompt in (np.array([1, 2, 3]), (1, 2, 3), [np.int32(1), 2, True + 2], [np.array([1, 2, 3])], [[1, 2, 3]]):
+        assert summary(llm.generate(prompt, GREEDY)[0]) == expected

@@ -77,6 +77,7 @@ def engine_of(
     chunk_while_decoding: int | None = None,
     max_waiting: int | None = None,
     eos_ids: Sequence[int] = (),
+    n_tokens: int | None = None,
     **cache,
 ) -> Engine:
     backend = Reference() if computing else Null()
@@ -84,7 +85,7 @@ def engine_of(
     settings = dict(context=CONTEXT, strategy="paged", codec="bf16", max_seqs=4, max_chunk=max_batch_tokens) | cache
     planned = plan(CacheConfig(layers=program.config.layer_specs, **settings))
     config = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-    return Engine(program, backend.memory(planned), KVCache(planned), config, eos_ids)
+    return Engine(program, backend.memory(planned), KVCache(planned), config, eos_ids, n_tokens)
 
 
 def finish(engine: Engine) -> None:

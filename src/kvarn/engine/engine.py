@@ -36,6 +36,9 @@ class Event(NamedTuple):
 
 
 class Engine:
+    """`n_tokens` is the number of ids that the tokenizer has. A model may have more rows of logits (a padded
+    vocabulary). These rows are never sampled."""
+
     def __init__(
         self,
         program: Program,
@@ -43,6 +46,7 @@ class Engine:
         cache: KVCache,
         config: EngineConfig | None = None,
         eos_ids: Sequence[int] = (),
+        n_tokens: int | None = None,
     ) -> None:
         self.program = program
         self.memory = memory
@@ -53,6 +57,7 @@ class Engine:
         self._work: list[Work] = []  # of the current step
         self._step: Step | None = None  # the prepared step, until the program has applied it
         self._eos = frozenset(eos_ids)
+        self._n_tokens = min(n_tokens or program.config.vocab_size, program.config.vocab_size)
         self._ids = itertools.count()
         self._requests: dict[int, tuple[Request, Sampler]] = {}
 
@@ -79,7 +84,7 @@ class Engine:
         timing = Timing(queued_at=time.perf_counter())
         scoped = _scoped(salt, conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
-        sampler = make_sampler(params, seed, self.program.config.vocab_size)
+        sampler = make_sampler(params, seed, self._n_tokens)
         request.samples = [
             Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
         ]
@@ -204,7 +209,7 @@ class Engine:
             end += w.n_rows
             if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
                 continue
-            row = rows[end - 1]  # the row of its newest token
+            row = rows[end - 1, : self._n_tokens]  # the row of its newest token
             request, sampler = self._requests[w.sample.request.id]
             n_prompt = len(request.prompt)
             samples = [w.sample]
@@ -256,15 +261,16 @@ class Engine:
                 self.cache.check()
 
     def _check(self, prompt: Sequence[int]) -> None:
-        vocab = self.program.config.vocab_size
         if not prompt:
             raise KvarnError("the prompt is empty: give it at least one token")
+        if isinstance(prompt, bytes | bytearray | memoryview):
+            raise KvarnError("the prompt is bytes: give text or token ids")
         try:
             ids = array("q", prompt)
         except (TypeError, OverflowError):
             raise KvarnError("the prompt has a token that is not an integer: give text or token ids") from None
-        if any(not 0 <= token < vocab for token in ids):
-            raise KvarnError(f"the prompt has a token outside the vocabulary of {vocab}")
+        if any(not 0 <= token < self._n_tokens for token in ids):
+            raise KvarnError(f"the prompt has a token outside the vocabulary of {self._n_tokens}")
         self.check_length(len(ids))
 
     def _check_queue(self) -> None:
@@ -280,7 +286,8 @@ class Engine:
         sample = event.sample
         before, sample.last_token_at = sample.last_token_at, now
         if sample.request.timing.first_token_at is None:
-            sample.request.timing.first_token_at = now
+            ended = sample.request.timing.finished_at  # in this step, before `now`
+            sample.request.timing.first_token_at = now if ended is None else min(now, ended)
         return event._replace(gap=None if before is None else now - before)
 
     def _account(self, work: list[Work], decodes: bool, seconds: float) -> None:

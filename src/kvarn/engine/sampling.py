@@ -6,6 +6,7 @@ sample k is a function of (seed, k, i), so batching, preemption and restarts do 
 to the lower id. Log-probabilities are those of the model, before all these steps.
 """
 
+import math
 from collections.abc import Callable
 from hashlib import blake2b
 from struct import pack
@@ -18,7 +19,7 @@ from kvarn.arithmetic import exp, log, total
 from kvarn.arrays import Doubles, Floats
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.request import SamplingParams
-from kvarn.errors import KvarnError
+from kvarn.errors import BadLogits, KvarnError
 
 
 class Sampled(NamedTuple):
@@ -60,9 +61,13 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
     plain = params.temperature == 0 and not edits  # then the argmax needs no float64 copy
 
     def sample(logits: Floats, history: History, k: int, constraint: Constraint = FREE) -> Sampled:
+        likeliest = int(logits.argmax())  # the first NaN, if there is one
+        if not math.isfinite(logits[likeliest]):
+            raise BadLogits(
+                f"the model's largest logit is {logits[likeliest]}: its weights are damaged, fetch it again"
+            )
         if plain and constraint is FREE:
-            token = int(logits.argmax())
-            return Sampled(token, *report(logits, token))
+            return Sampled(likeliest, *report(logits, likeliest))
         scores = logits.astype(np.float64)
         for edit in edits:
             edit(scores, history)
@@ -114,8 +119,10 @@ def _greedy(scores: Doubles, k: int, i: int) -> int:
 def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int], int]:
     def draw(scores: Doubles, k: int, i: int) -> int:
         ids = _largest(scores, params.top_k)
-        kept = scores[ids] / params.temperature
-        p = exp(kept - kept[0])
+        # The maximum is subtracted first: a quotient by a tiny temperature may overflow to -inf, never to +inf.
+        with np.errstate(over="ignore"):
+            kept = (scores[ids] - scores[ids[0]]) / params.temperature
+        p = exp(kept)
         if params.top_p < 1:
             mass = np.cumsum(p)
             before = mass - p  # mass of the likelier tokens: the token that crosses top_p stays

@@ -18,7 +18,7 @@ SHARED: dict[str, Schema] = {
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": "integer", "minimum": -1, "maximum": 2**31 - 1, "description": "0 and -1 are off"},
     "min_p": {"type": "number", "minimum": 0, "maximum": 1},
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
     "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
     "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
     "logit_bias": {
