@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/kvarn/native/*.?pp src/kvarn/native/kernels/*)
 STAMP := $(VENV)/.installed
 SEED ?= 1
+JOBS ?= 2
 OPS ?= 1000000
 REQUESTS ?= 1000
 CASES ?= 500
@@ -19,7 +20,7 @@ run: $(STAMP)
 	@echo; $(BIN)/kvarn strategies
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # The backbone in seconds: every strategy, both backends, a score, a server up and down.
 smoke: $(STAMP)
