@@ -98,8 +98,9 @@ class LLM:
         memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
         self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
-        ids = self.tokenizer.eos_ids, self.tokenizer.vocab_size
-        self.engine = Engine(self.program, memory, KVCache(planned), engine, *ids)
+        self.engine = Engine(
+            self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids, self.tokenizer.vocab_size
+        )
         self.runner = Runner(self.engine, self.tokenizer)
 
     @property

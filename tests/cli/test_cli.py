@@ -88,15 +88,16 @@ def test_a_wrong_instruction_set_gets_one_line() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_help_and_version_load_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", [["--help"], ["explain", "--help"], ["pull", "--help"]], ids=" ".join)
+def test_what_needs_no_model_loads_nothing_heavy(command: list[str]) -> None:
     assert kvarn("--version").stdout == f"kvarn {__version__}\n"
-    code = """
+    code = f"""
 import sys
 from kvarn.cli import main
 try:
-    main(["--help"])
+    main({command})
 except SystemExit:
-    assert "numpy" not in sys.modules
+    assert not {{"numpy", "kvarn.llm"}} & sys.modules.keys()
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

@@ -16,7 +16,7 @@ from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import bench_serve, flags
-from kvarn.cli.manual import Manual, describe
+from kvarn.cli.manual import Manual, add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
@@ -50,7 +50,7 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help=times)
     parser.add_argument("-f", "--file", help="fill the cache with this text (default: random token ids)")
     flags.add_compute_flags(parser)
-    flags.add_json_flag(parser)
+    add_json_flag(parser)
     group = parser.add_argument_group("cache")
     strategies = f"cache strategies: {', '.join(NAMES)} (default: auto)"
     group.add_argument("--cache", default="auto", metavar="A,..", help=strategies)

@@ -9,8 +9,7 @@ from typing import Any
 from kvarn.bench.load.client import Outcome, Target
 from kvarn.bench.load.report import parse_goal, summarize
 from kvarn.bench.load.traffic import Traffic
-from kvarn.cli import flags
-from kvarn.cli.manual import describe
+from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_table
 from kvarn.errors import KvarnError
@@ -26,7 +25,7 @@ between pieces, whole answer) and goodput: the requests that stay within given l
 kvarn bench serve --requests 200 --rate 8 --input-len 512 --output-len 128
 kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
     )
-    flags.add_server_flags(parser)
+    add_server_flags(parser)
     parser.add_argument("--model", help="the model's name in requests (default: the first that the server lists)")
     for flag, default, what in (
         ("--requests", 64, "how many requests to send"),
@@ -45,7 +44,7 @@ kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
     parser.add_argument("--text", action="store_true", help="send prompts as text instead of token ids")
     stop = "answers may end early: do not send ignore_eos, which some servers refuse"
     parser.add_argument("--stop-at-eos", action="store_true", help=stop)
-    flags.add_json_flag(parser)
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:

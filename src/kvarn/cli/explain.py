@@ -7,8 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kvarn.bench.http import parse_address, request_json
-from kvarn.cli import flags
-from kvarn.cli.manual import describe
+from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.table import speaks_utf8
 from kvarn.errors import KvarnError
 
@@ -27,8 +26,8 @@ kvarn explain chatcmpl-1a2b3c --api-key KEY --json""",
     parser.add_argument(
         "id", nargs="?", metavar="ID", help="id in the answer to the request (default: the last request of this key)"
     )
-    flags.add_server_flags(parser)
-    flags.add_json_flag(parser)
+    add_server_flags(parser)
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,7 +1,6 @@
 """Flags that several commands share, with llama.cpp's names, and the objects that are made from them."""
 
 import argparse
-import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,17 +29,6 @@ def add_compute_flags(parser: Flags) -> None:
     parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
     backend = "cpu, or reference: simple, slow NumPy code for tests (default: %(default)s)"
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help=backend)
-
-
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """The address of a server, and the key that requests send."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
-    key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # `serve` takes several
-    parser.add_argument("--api-key", metavar="KEY", default=key, help="the server's API key (or KVARN_API_KEY)")
-
-
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:

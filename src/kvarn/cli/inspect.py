@@ -8,7 +8,7 @@ from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.cli import flags
-from kvarn.cli.manual import describe
+from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
@@ -34,7 +34,7 @@ kvarn inspect model.gguf -c 32768 --json""",
     length = "context for the cache sizes; 0: the context that the model was trained for (default: up to 4096)"
     parser.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
     parser.add_argument("--window", type=int, metavar="N", help="window of the strategies ring, sliding and sinks")
-    flags.add_json_flag(parser)
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,6 +1,10 @@
-"""The format of help texts: a short usage line, paragraphs and examples as written, options in two columns."""
+"""The format of help texts, and flags of commands that may run without a model. Cheap to import.
+
+Help has a short usage line, paragraphs and examples as written, and options in two columns.
+"""
 
 import argparse
+import os
 import shutil
 
 
@@ -15,3 +19,14 @@ def describe(parser: argparse.ArgumentParser, description: str, examples: str, u
     parser.description = description.strip()
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
     parser.epilog = f"examples:\n{lines}"
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """The address of a server, and the key that requests send."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    key = os.environ.get("KVARN_API_KEY", "").split(",")[0] or None  # `serve` takes several
+    parser.add_argument("--api-key", metavar="KEY", default=key, help="the server's API key (or KVARN_API_KEY)")
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from kvarn.cli import flags
-from kvarn.cli.manual import describe
+from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.engine import scoring
 from kvarn.llm import context_of
@@ -22,7 +22,7 @@ kvarn perplexity -m model.gguf -f wiki.test.raw --chunks 40 --cache-type int8"""
     )
     parser.add_argument("-f", "--file", required=True, help="the text, in UTF-8")
     parser.add_argument("--chunks", type=int, metavar="N", help="score only the first N windows")
-    flags.add_json_flag(parser)
+    add_json_flag(parser)
     flags.add_model_flags(parser, context="512")
     parser.set_defaults(ctx_size=512)
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 from kvarn.cli import flags, trace
-from kvarn.cli.manual import describe
+from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.table import speaks_utf8
 from kvarn.engine.stats import EngineStats
 from kvarn.llm import LLM, Job
@@ -26,7 +26,7 @@ kvarn run -m model.gguf -f prompt.txt --cache paged --json""",
     flags.add_prompt_flags(parser)
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations, for Perfetto")
-    flags.add_json_flag(parser)
+    add_json_flag(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
 

@@ -23,7 +23,7 @@ from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli import flags
-from kvarn.cli.manual import describe
+from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.table import human_bytes, print_table
 from kvarn.errors import KvarnError
 
@@ -90,7 +90,7 @@ kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 100
     parser.add_argument("--cache-layout", choices=tuple(LAYOUTS), help=layout)
     parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block: a power of two, at least 16")
     flags.add_compute_flags(parser)
-    flags.add_json_flag(parser)
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> None:
