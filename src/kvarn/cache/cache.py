@@ -57,12 +57,17 @@ class _Entry:
 class KVCache:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        make = PLACEMENTS[plan.strategy.placement]
-        self.placements: list[Placement[Any]] = [make(group.config) for group in plan.groups]
         self._lock = RLock()
-        self._entries: dict[int, _Entry] = {}
-        self._free_rows = list(reversed(range(plan.max_seqs)))
         self._prefixes = PrefixCount()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every sequence and every prefix. No step may be under way."""
+        with self._lock:
+            make = PLACEMENTS[self.plan.strategy.placement]
+            self.placements: list[Placement[Any]] = [make(group.config) for group in self.plan.groups]
+            self._entries: dict[int, _Entry] = {}
+            self._free_rows = list(reversed(range(self.plan.max_seqs)))
 
     # -- sequences -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from kvarn.cache.step import Step
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.request import Request, Sample, SamplingParams, Timing
-from kvarn.engine.sampling import History, Sampled, Sampler, make_sampler
+from kvarn.engine.sampling import History, Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
@@ -56,10 +56,11 @@ class Engine:
         self.stats = EngineStats()
         self._work: list[Work] = []  # of the current step
         self._step: Step | None = None  # the prepared step, until the program has applied it
+        self._n_faults = 0  # errors since the last good step for which no request could be blamed
         self._eos = frozenset(eos_ids)
         self._n_tokens = min(n_tokens or program.config.vocab_size, program.config.vocab_size)
         self._ids = itertools.count()
-        self._requests: dict[int, tuple[Request, Sampler]] = {}
+        self._requests: dict[int, Request] = {}  # unfinished
 
     @property
     def busy(self) -> bool:
@@ -73,23 +74,26 @@ class Engine:
         conversation: Hashable = None,
         priority: int = 0,
         constrain: Callable[[int], Constraint] = lambda k: FREE,
+        announce: Callable[[Request], None] = lambda request: None,
     ) -> Request:
         """Queue a request. Raises if the request can never be served, or if the queue is full.
 
         `constrain(k)` makes the constraint of sample k. If the strategy does not share prefixes, a
-        request continues the sequence of the last request with the same `conversation`."""
+        request continues the sequence of the last request with the same `conversation`. `announce` is
+        called just before the request is queued, so that its owner can cancel it after an interrupt."""
         self._check(prompt)
         self._check_queue()
         seed = secrets.randbits(63) if params.seed is None else params.seed
         timing = Timing(queued_at=time.perf_counter())
         scoped = _scoped(salt, conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
-        sampler = make_sampler(params, seed, self._n_tokens)
+        request.sampler = make_sampler(params, seed, self._n_tokens)
         request.samples = [
             Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
         ]
-        self._requests[request.id] = (request, sampler)
+        announce(request)
         self.scheduler.add(request.samples[0])  # the other samples fork from it when the prompt is computed
+        self._requests[request.id] = request
         return request
 
     def check_length(self, n_tokens: int, at_least: bool = False) -> None:
@@ -135,38 +139,62 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step for every request that has room. If it raises, call `isolate` before the next step."""
-        self._work = []  # if scheduling fails, no request of the previous step is the cause
-        self._work = self.scheduler.schedule()
-        if not self._work:
+        work = self._work = self.scheduler.schedule()
+        if not work:
             return []
         start = time.perf_counter()
-        for work in self._work:
-            if work.sample.request.timing.started_at is None:
-                work.sample.request.timing.started_at = start
-        decodes = all(work.decodes for work in self._work)
-        events = self._run(self._work)
+        for each in work:
+            if each.sample.request.timing.started_at is None:
+                each.sample.request.timing.started_at = start
+        decodes = all(each.decodes for each in work)
+        events = self._run(work)
         now = time.perf_counter()
-        self._account(self._work, decodes, now - start)
-        return [self._timed(event, now) for event in events]
+        self._account(work, decodes, now - start)
+        events = [self._timed(event, now) for event in events]
+        self._work = []
+        self._n_faults = 0
+        return events
 
     def isolate(self, error: BaseException) -> None:
-        """Handle the error of a step that raised. If the step had one request, that request fails.
+        """Handle an error of `step`, or of another call that was interrupted at any line.
 
-        Otherwise preempt all running requests and retry them one at a time; a request that fails
-        alone is reported as failed. The retry computes the same bits. An interrupt fails no request."""
-        lost = self.cache.drop(self._step) if self._step is not None else []
-        self._step = None
-        moving = self.scheduler.moving
+        If the step had one request, that request fails. Otherwise retry all requests one at a time; a
+        request that fails alone is reported as failed. The retry computes the same bits. An interrupt
+        fails no request. Raises the error if it comes again and no request can be blamed."""
         requests = {work.sample.request for work in self._work}
-        if not requests and moving is not None:  # scheduling failed
-            requests = {moving.request}
-        if isinstance(error, Exception) and len(requests) == 1:
-            self.fail(requests.pop(), error)
-            self.scheduler.recompute(lost)
-        elif self.scheduler.running:
-            self.scheduler.isolate()
+        if not requests and self.scheduler.moving is not None:  # scheduling failed
+            requests = {self.scheduler.moving.request}
+        self._work, step, self._step = [], self._step, None
+        blamed = requests.pop() if isinstance(error, Exception) and len(requests) == 1 else None
+        if step is not None:  # the program failed, and the bookkeeping is right
+            lost = self.cache.drop(step)
+            if blamed is None:
+                self.scheduler.isolate()
+            else:
+                self.fail(blamed, error)
+                self.scheduler.recompute(lost)
+        elif isinstance(error, KvarnError) and blamed is not None:  # refused before anything changed
+            self.fail(blamed, error)
         else:
+            self._restart()
+            if blamed is not None:
+                self.fail(blamed, error)
+        self._n_faults = 0 if blamed is not None else self._n_faults + 1
+        if self._n_faults > 1:
             raise error
+
+    def _restart(self) -> None:
+        """An error left the bookkeeping half done. Begin with an empty cache, and compute all samples again."""
+        self.cache.reset()
+        unfinished: list[Sample] = []
+        for request in list(self._requests.values()):
+            first = request.samples[0]
+            forked = first.n_output > 0 or first.finish_reason is not None
+            samples = request.samples if forked else [first]
+            unfinished += [sample for sample in samples if sample.finish_reason is None]
+        self.scheduler.restart(unfinished)
+        for request in list(self._requests.values()):
+            self._conclude(request)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request with the error that it caused."""
@@ -202,7 +230,7 @@ class Engine:
         """Draw the next token of each sample whose known tokens are all computed.
 
         At the end of a prompt, draw the first token of all samples of the request. An exception in a
-        sampler is returned in place of its tokens and fails only that request."""
+        sampler or a constraint is returned in place of the tokens and fails only that request."""
         drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
         end = 0
         for w in order:
@@ -210,7 +238,7 @@ class Engine:
             if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
                 continue
             row = rows[end - 1, : self._n_tokens]  # the row of its newest token
-            request, sampler = self._requests[w.sample.request.id]
+            request = w.sample.request
             n_prompt = len(request.prompt)
             samples = [w.sample]
             # Only the first time: after a preemption the sample still has its sampled tokens.
@@ -218,7 +246,9 @@ class Engine:
                 samples += [s for s in request.samples[1:] if s.finish_reason is None]
             result: list[Sampled] | Exception
             try:
-                result = [sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
+                result = [request.sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
+                for sample, sampled in zip(samples, result, strict=True):
+                    sample.constraint.accept(sampled.token)
             except Exception as error:  # noqa: BLE001 (it fails this request only)
                 result = error
             drawn.append((samples, result))
@@ -235,7 +265,6 @@ class Engine:
             if sample is not first:
                 self.scheduler.adopt_fork(first, sample)
             sample.tokens.append(sampled.token)
-            sample.constraint.accept(sampled.token)
         self.stats.generated_tokens += len(samples)
         for sample, sampled in zip(samples, tokens, strict=True):
             self._check_end(sample, sampled.token)
@@ -251,14 +280,18 @@ class Engine:
     def _finish(self, sample: Sample, reason: str) -> None:
         sample.finish_reason = reason
         self.scheduler.remove(sample)
-        request = sample.request
-        if request.done:
+        self._conclude(sample.request)
+        if not self.busy:
+            self.cache.check()
+
+    def _conclude(self, request: Request) -> None:
+        """Account for a request, if all its samples have finished."""
+        if request.done and request.timing.finished_at is None:
             request.timing.finished_at = time.perf_counter()
             self.stats.finished += 1
             self.stats.request_seconds += request.timing.finished_at - request.timing.queued_at
+        if request.done:
             self._requests.pop(request.id, None)
-            if not self.busy:
-                self.cache.check()
 
     def _check(self, prompt: Sequence[int]) -> None:
         if not prompt:

@@ -1,6 +1,7 @@
 """After a failed step, its samples run one at a time. The sample that caused the error then fails alone."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from kvarn.engine.request import Sample
 
@@ -8,8 +9,8 @@ from kvarn.engine.request import Sample
 class OneByOne:
     """The samples of a failed step that still have to run alone, oldest first."""
 
-    def __init__(self) -> None:
-        self._pending: deque[Sample] = deque()
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        self._pending = deque(samples)
 
     def put_first(self, sample: Sample) -> None:
         self._pending.appendleft(sample)

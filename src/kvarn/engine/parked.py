@@ -39,6 +39,10 @@ class ParkedSequences:
         if parked := self._sequences.pop(conversation, None):
             self._cache.free(parked.id)
 
+    def clear(self) -> None:
+        """Forget all parked sequences. The cache has been reset and no longer has them."""
+        self._sequences.clear()
+
     def drop_oldest(self) -> bool:
         """Free the oldest parked sequence; False if there is none."""
         if not self._sequences:

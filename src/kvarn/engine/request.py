@@ -8,10 +8,14 @@ hit and recomputation after a preemption need no separate states.
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvarn.cache.placement import Adoption
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.errors import KvarnError
+
+if TYPE_CHECKING:
+    from kvarn.engine.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class Request:
     conversation: Hashable = None  # requests of one conversation continue one parked sequence
     priority: int = 0  # how often eviction skips the blocks that it leaves in the cache
     samples: list[Sample] = field(default_factory=list)
+    sampler: "Sampler" = field(init=False)
     adoption: Adoption | None = None  # what the prompt reused at its first admission
     preemptions: int = 0
     error: BaseException | None = None  # the error that ended it, if any

@@ -9,7 +9,7 @@
 """
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from kvarn.cache.cache import KVCache
@@ -70,6 +70,11 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         self.moving = None
+        work = self._choose()
+        self.moving = None
+        return work
+
+    def _choose(self) -> list[Work]:
         if alone := self._one_by_one.next():
             return self._run_alone(alone)
         work: dict[Sample, int] = {}
@@ -108,6 +113,19 @@ class Scheduler:
         for sample in reversed(list(self.running)):
             self._preempt(sample)
             self._one_by_one.put_first(sample)
+
+    def restart(self, samples: Sequence[Sample]) -> None:
+        """The cache is empty: queue these samples and no others, and run each of them alone."""
+        self.moving = None
+        self.running.clear()
+        self.parked.clear()
+        self.waiting = deque(samples)
+        self._one_by_one = OneByOne(samples)
+        for sample in samples:
+            if sample.computed:
+                sample.request.preemptions += 1
+                self.n_preemptions += 1
+            sample.computed = 0
 
     def recompute(self, seqs: Container[int]) -> None:
         """Preempt the samples of these sequences, whose cells were lost with a dropped step."""

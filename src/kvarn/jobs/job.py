@@ -62,6 +62,7 @@ class Job:
     texts: list[TextStream]
     listener: Listener = SILENT
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    n_taken: int = 0  # tokens of all samples that reached the text
     done: bool = False  # other threads read it, so it is set last, when all text is written
 
     def push(self, event: Event) -> bool:
@@ -74,7 +75,13 @@ class Job:
         stopped = not ended_by_token and text.push(sampled.token)
         if sample.finish_reason or stopped:
             text.close()
+        self.n_taken += 1
         return stopped
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sampled token has reached the text."""
+        return self.n_taken == sum(sample.n_output for sample in self.request.samples)
 
     def output(self) -> Output:
         adoption = self.request.adoption

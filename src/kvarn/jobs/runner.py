@@ -6,7 +6,8 @@ number of threads may share one runner, and one thread may have several jobs. Ev
 job, no matter which thread steps.
 
 A step that raises fails only one request; `Engine.isolate` finds out which one. A request whose text
-cannot be decoded also fails alone.
+cannot be decoded also fails alone. After an error or an interrupt at any other line, the engine starts
+all unfinished requests again. A request whose text then lacks a token fails.
 """
 
 import logging
@@ -15,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from kvarn.engine.engine import Engine, Event
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.request import Request, SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
 from kvarn.jobs.turn import Ready, Turn, Uninterrupted
@@ -51,13 +52,12 @@ class Runner:
 
         added: list[Job] = []
 
-        def queue() -> None:
-            request = self.engine.add(prompt, params, salt, conversation, priority)
-            self._jobs[request.id] = job = Job(request, texts, listener)
-            added.append(job)
+        def own(request: Request) -> None:
+            added.append(Job(request, texts, listener))
+            self._jobs[request.id] = added[0]
 
         try:
-            self.call(queue)
+            self.call(lambda: self.engine.add(prompt, params, salt, conversation, priority, announce=own))
             return added[0]
         except BaseException:  # Ctrl-C: the caller gets no job, so cancel it
             for job in added:
@@ -104,10 +104,7 @@ class Runner:
         try:
             if self._turn.take(ready):
                 with Uninterrupted() as calm:
-                    try:
-                        work(calm)
-                    finally:
-                        self._turn.give()
+                    self._use_turn(lambda: work(calm))
         finally:
             self._turn.give()  # Ctrl-C may have come just after `take`: a kept turn would block all threads
             self._sweep()
@@ -122,21 +119,37 @@ class Runner:
             self._turn.tell()
 
     def _step(self) -> None:
-        self._cancel_dropped()
-        for event in self._events():
-            self._hand(event)
-        self._settle()
-
-    def _events(self) -> list[Event]:
         try:
-            return self.engine.step()
+            self._cancel_dropped()
+            for event in self.engine.step():
+                self._hand(event)
+            self._settle()
         except Exception as error:  # noqa: BLE001 (`isolate` finds the request that failed)
             log.error("a step failed: %s: %s", type(error).__name__, error)
-            self.engine.isolate(error)
-            return []
-        except BaseException as error:
-            self.engine.isolate(error)
+            self._mend(error)
+
+    def _use_turn(self, work: Callable[[], None]) -> None:
+        """Do the work and give the turn away. If the work fails or is interrupted at any line, repair the state."""
+        try:
+            work()
+        except KvarnError:  # a refusal, which changes nothing
             raise
+        except BaseException as error:
+            self._mend(error)
+            raise
+        finally:
+            self._turn.give()
+
+    def _mend(self, error: BaseException) -> None:
+        try:
+            self.engine.isolate(error)
+        finally:
+            lost = error if isinstance(error, Exception) else KvarnError("interrupted, and a token was lost: ask again")
+            for job in list(self._jobs.values()):
+                if not job.complete:
+                    self.engine.fail(job.request, lost)
+            self._n_ended = -1
+            self._settle()
 
     def _hand(self, event: Event) -> None:
         job = self._jobs.get(event.sample.request.id)
@@ -151,7 +164,8 @@ class Runner:
 
     def _cancel_dropped(self) -> None:
         while self._dropped:
-            self.engine.cancel(self._dropped.popleft().request)
+            self.engine.cancel(self._dropped[0].request)
+            self._dropped.popleft()
         self._settle()
 
     def _settle(self) -> None:
@@ -160,9 +174,9 @@ class Runner:
         if n_ended == self._n_ended:
             return
         for job in [job for job in self._jobs.values() if job.request.done]:
-            del self._jobs[job.request.id]
             job.done = True
             job.listener.ended(job)
+            del self._jobs[job.request.id]
         self._n_ended = n_ended
 
     def _sweep(self) -> None:
@@ -171,7 +185,4 @@ class Runner:
             return
         with Uninterrupted():
             while self._dropped and self._turn.take_now():
-                try:
-                    self._cancel_dropped()
-                finally:
-                    self._turn.give()
+                self._use_turn(self._cancel_dropped)
