@@ -12,7 +12,7 @@ PARAMS = SamplingParams(max_tokens=3, n=2, ignore_eos=True)
 PROMPTS = [[1, 2, 3] * 9, [1, 2, 3] * 9 + [4, 5, 6, 7], [7, 8, 9] * 5]
 SETTINGS = {
     "paged": {"cache": "paged", "block_size": 16},
-    "paged, with preemptions": {"cache": "paged", "block_size": 8, "cache_bytes": 7 << 10},
+    "paged, with preemptions": {"cache": "paged", "block_size": 16, "cache_bytes": 36 << 10},
     "contiguous": {"cache": "contiguous"},
     "ring": {"cache": "ring", "window": 16},
     "sinks": {"cache": "sinks", "window": 16},
@@ -37,7 +37,7 @@ def test_an_error_at_any_line(model: Path, settings: dict, error: type[BaseExcep
 
 def attack(model: Path, settings: dict, error: type[BaseException], stride: int) -> int:
     """Returns the number of lines tried."""
-    llm = LLM(model, max_seqs=3, max_batch_tokens=16, context=64, **settings)
+    llm = LLM(model, max_seqs=6, max_batch_tokens=16, context=64, **settings)
     expected, injected, n = answers(llm), AnyLine(), 0
     preempted = llm.engine.scheduler.n_preemptions
     assert bool(preempted) == ("cache_bytes" in settings)
