@@ -8,15 +8,17 @@ Names are loaded when they are first used, so importing the package is fast.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvarn.async_llm import AsyncLLM
     from kvarn.engine.request import SamplingParams
     from kvarn.errors import KvarnError
     from kvarn.llm import LLM, Completion, Output
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "KvarnError", "Output", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "KvarnError", "Output", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "kvarn.llm",
+    "AsyncLLM": "kvarn.async_llm",
     "Completion": "kvarn.llm",
     "Output": "kvarn.llm",
     "SamplingParams": "kvarn.engine.request",

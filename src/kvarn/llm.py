@@ -23,7 +23,7 @@ from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.request import SamplingParams
 from kvarn.errors import KvarnError
-from kvarn.jobs.job import Completion, Job, Output, TokenLogprob
+from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.runner import Runner
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.progress import Progress, quiet
@@ -116,7 +116,7 @@ class LLM:
         raised."""
         jobs: list[Job] = []
         try:
-            for prompt in _batch(prompts):  # if one prompt is refused, the earlier ones are cancelled
+            for prompt in batch_of(prompts):  # if one prompt is refused, the earlier ones are cancelled
                 jobs.append(self.start(prompt, params or SamplingParams()))
             for job in jobs:
                 self.runner.wait(job)
@@ -142,12 +142,24 @@ class LLM:
         tokenizer = self.tokenizer
         return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
 
+    def close(self) -> None:
+        """Wait for the step under way and stop. Unfinished requests and later calls raise an error."""
+        self.runner.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
-    def start(self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None) -> Job:
+    def start(
+        self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None, listener: Listener = SILENT
+    ) -> Job:
         """Queue a prompt; `stream_job` runs it. Prompts of one `conversation` reuse its history in the cache."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
-        return self.runner.add(tokens, params, conversation=conversation)
+        return self.runner.add(tokens, params, conversation=conversation, listener=listener)
 
     def stream_job(self, job: Job) -> Iterator[str]:
         text, done = job.texts[0], False
@@ -176,7 +188,7 @@ def _check_memory(wanted: int, backend: Backend) -> None:
         )
 
 
-def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def batch_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]

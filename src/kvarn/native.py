@@ -6,6 +6,7 @@ faster with AMX, `pairs` without AMX. By default a machine uses its faster order
 the other order, to get the same bits as the other kind of machine.
 """
 
+import atexit
 import os
 
 try:
@@ -103,3 +104,4 @@ def _select_from_environment() -> None:
 
 
 _select_from_environment()
+atexit.register(_native.finish_unlocked)

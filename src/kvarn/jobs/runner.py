@@ -8,9 +8,15 @@ job, no matter which thread steps.
 A step that raises fails only one request; `Engine.isolate` finds out which one. A request whose text
 cannot be decoded also fails alone. After an error or an interrupt at any other line, the engine starts
 all unfinished requests again. A request whose text then lacks a token fails.
+
+A forked process has none of the engine's threads, so all calls raise an error there. When the
+interpreter exits, the step under way is finished first and no other is begun.
 """
 
+import atexit
 import logging
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
@@ -23,6 +29,7 @@ from kvarn.jobs.turn import Ready, Turn, Uninterrupted
 from kvarn.text.stream import TextStream
 from kvarn.text.tokenizer import Tokenizer
 
+_open: weakref.WeakSet["Runner"] = weakref.WeakSet()
 log = logging.getLogger("kvarn")
 Result = TypeVar("Result")
 
@@ -37,6 +44,14 @@ class Runner:
         self._jobs: dict[int, Job] = {}  # unfinished jobs, by request id
         self._dropped: deque[Job] = deque()  # jobs that the thread with the turn must cancel
         self._n_ended = 0  # EngineStats.finished at the last `_settle`
+        self._process = os.getpid()
+        self._closed = False
+        _open.add(self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are unfinished jobs."""
+        return bool(self._jobs)
 
     def add(
         self,
@@ -68,7 +83,7 @@ class Runner:
         """End the job and free its blocks: now, or before the next step if a step is running.
 
         Never waits. Safe for a job that is done, in a listener and in a finalizer."""
-        if not job.done:
+        if not job.done and os.getpid() == self._process:
             self._dropped.append(job)
             self._sweep()
 
@@ -97,10 +112,31 @@ class Runner:
         self._with_turn(lambda calm: results.append(work()))
         return results[0]
 
+    def abandon(self, error: Exception) -> None:
+        """End all jobs with this error."""
+        self.call(lambda: self._fail_all(error))
+
+    def close(self) -> None:
+        """Wait for the step under way, end all jobs with an error, and refuse all later calls."""
+        if not self._closed and os.getpid() == self._process:
+            self.call(self._close)
+
+    def halt(self) -> None:
+        """Wait for the step under way and keep the turn for ever. For the exit of the interpreter."""
+        if not self._turn.mine and os.getpid() == self._process:
+            self._turn.take()
+
     def _with_turn(self, work: Callable[[Uninterrupted], None], ready: Ready | None = None) -> None:
         """Wait for the turn, or until ready() is true. With the turn, do the work."""
         if self._turn.mine:
             raise KvarnError("called from inside a step: a listener may call only `cancel` of the runner")
+        if os.getpid() != self._process:
+            raise KvarnError(
+                "this process was forked after the model was loaded, and the threads that compute did not come "
+                "along: load the model in the new process, or use the `spawn` start method of multiprocessing"
+            )
+        if self._closed and ready is None:
+            raise KvarnError("this LLM is closed: load the model again")
         try:
             if self._turn.take(ready):
                 with Uninterrupted() as calm:
@@ -162,6 +198,15 @@ class Runner:
         except Exception as error:  # noqa: BLE001 (only this request fails)
             self.engine.fail(job.request, error)
 
+    def _fail_all(self, error: Exception) -> None:
+        for job in list(self._jobs.values()):
+            self.engine.fail(job.request, error)
+        self._settle()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._fail_all(KvarnError("this LLM was closed before the answer was complete"))
+
     def _cancel_dropped(self) -> None:
         while self._dropped:
             self.engine.cancel(self._dropped[0].request)
@@ -186,3 +231,11 @@ class Runner:
         with Uninterrupted():
             while self._dropped and self._turn.take_now():
                 self._use_turn(self._cancel_dropped)
+
+
+@atexit.register
+def _halt_all() -> None:
+    """Python ends daemon threads when they next ask for its lock. In the middle of a step, that would abort the
+    process."""
+    for runner in list(_open):
+        runner.halt()

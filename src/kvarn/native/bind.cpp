@@ -9,6 +9,7 @@
 #include "isa.hpp"
 #include "markers.hpp"
 #include "spm.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 
@@ -29,20 +30,20 @@ void same_shape(const In& x, const Out& out) {
 
 void encode_bf16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
-    nb::gil_scoped_release release;
+    const kvarn::Unlocked unlocked;
     kvarn::kernels().encoders->bf16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_f16(Rows<const float> x, Rows<uint16_t> out) {
     same_shape(x, out);
-    nb::gil_scoped_release release;
+    const kvarn::Unlocked unlocked;
     kvarn::kernels().encoders->f16(x.data(), out.data(), int64_t(x.size()));
 }
 
 void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
     same_shape(x, out);
     kvarn::ensure(scale.shape(0) == x.shape(0), "encode_int8: one scale per row of x is needed");
-    nb::gil_scoped_release release;
+    const kvarn::Unlocked unlocked;
     kvarn::kernels().encoders->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));
 }
 
@@ -60,14 +61,14 @@ std::vector<kvarn::Marker> markers(std::vector<std::string> texts, const std::ve
 
 std::vector<std::tuple<int32_t, size_t, size_t>> split(const kvarn::Markers& self, nb::bytes text, bool special) {
     std::vector<std::tuple<int32_t, size_t, size_t>> spans;
-    nb::gil_scoped_release release;
+    const kvarn::Unlocked unlocked;
     for (const kvarn::TextSpan& span : self.split(view(text), special))
         spans.emplace_back(span.id, span.begin, span.end);
     return spans;
 }
 
 std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool special) {
-    nb::gil_scoped_release release;
+    const kvarn::Unlocked unlocked;
     return self.encode(view(text), special);
 }
 
@@ -76,6 +77,7 @@ std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool spe
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a tokenizer in a Python cache may outlive the module
     m.def("cpu_features", &kvarn::cpu_features);
+    m.def("finish_unlocked", &kvarn::finish_unlocked);
     m.def("isas", &kvarn::isas);
     m.def("isa", [] { return std::string(kvarn::kernels().encoders->name); });
     m.def("select_isa", [](const std::string& name) { return kvarn::select_isa(name); }, nb::arg("name"));

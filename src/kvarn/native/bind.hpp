@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checks.hpp"
+#include "unlocked.hpp"
 
 namespace nb = nanobind;
 

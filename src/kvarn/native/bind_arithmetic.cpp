@@ -20,7 +20,7 @@ void each(In given, Out result) {
     const ConstDoubles x(given, "x");
     const Doubles out(result, "out");
     ensure(x.shape(0) == out.shape(0), "x and out differ in length");
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     for (int64_t i = 0; i < x.shape(0); ++i) out.data()[i] = kFunction(x.data()[i]);
 }
 
@@ -28,7 +28,7 @@ void sines(In given, Out sin, Out cos) {
     const ConstDoubles x(given, "x");
     const Doubles s(sin, "sin"), c(cos, "cos");
     ensure(x.shape(0) == s.shape(0) && x.shape(0) == c.shape(0), "x, sin and cos differ in length");
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     for (int64_t i = 0; i < x.shape(0); ++i) {
         const SinCos both = sin_cos(x.data()[i]);
         s.data()[i] = both.sin, c.data()[i] = both.cos;
@@ -43,7 +43,7 @@ void dots(Pool& pool, In left, In right, Out result) {
     ensure(b.shape(2) == k && b.shape(0) == a.shape(0) && out.shape(0) == a.shape(0) && out.shape(1) == m &&
                out.shape(2) == n,
            "dots: a is " + describe(left) + ", b is " + describe(right) + ", out is " + describe(result));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const Dots& kernel = *kernels().dots;
     for (int64_t i = 0; i < a.shape(0); ++i)
         pool.run([&](int thread) {
@@ -63,7 +63,7 @@ void weigh(In weights, In seen, In values, Out result) {
                out.shape(0) == w.shape(0) && out.shape(1) == m && out.shape(2) == d,
            "weigh: weights are " + describe(weights) + ", seen is " + describe(seen) + ", v is " + describe(values) +
                ", out is " + describe(result));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     for (int64_t i = 0; i < w.shape(0); ++i)
         kernels().dots->weigh(w.data() + i * m * j, s.data(), v.data() + i * j * d, m, j, d, out.data() + i * m * d);
 }

@@ -120,7 +120,7 @@ int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
                "write: k and v are [" + std::to_string(g.table.tokens) + " new tokens, " +
                    std::to_string(g.spec.n_kv_heads) + " KV heads, " + std::to_string(l.store.dim) + "], not " +
                    describe(keys) + " and " + describe(values));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     int64_t written = 0;
     const int64_t row = g.spec.n_kv_heads * l.store.dim;
     for (int64_t t = 0; t < g.table.tokens; ++t)
@@ -142,7 +142,7 @@ int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result
            "attention: q and out are [" + std::to_string(tokens) + " new tokens, " + std::to_string(g.spec.n_heads) +
                " heads, " + std::to_string(l.store.dim) + "], not " + describe(queries) + " and " + describe(result));
     check_table(g.table, g.spec, l.store);
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const int64_t stride = g.spec.n_heads * l.store.dim;
     const AttentionArgs args{l.store, g.table, g.spec, scale, q.data(), out.data(), stride, stride};
     return attend(pool, kernels(), args, prefill, decode).read;

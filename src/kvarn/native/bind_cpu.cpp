@@ -49,7 +49,7 @@ PackedMatrix pack_rows(Pool& pool, const std::string& type, In given, int64_t co
                        int64_t(grid->shape(1)) == file_type->grid_columns && fits(*file_type, grid->data())),
            "pack: " + type + " needs its grid, [" + std::to_string(points) + ", " +
                std::to_string(file_type->grid_columns) + "] of int8");
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const PackedMatrix out = allocate(*file_type, rows.shape(0), cols);
     over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
         pack(*file_type, points ? grid->data() : nullptr, rows.data(), out, begin, end);
@@ -62,7 +62,7 @@ void unpack(const PackedMatrix& w, Out result) {
     ensure(out.shape(0) == w.rows && out.shape(1) == w.cols, "unpack: the weight is [" + std::to_string(w.rows) + ", " +
                                                                  std::to_string(w.cols) + "], out is " +
                                                                  describe(result));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     for (int64_t r = 0; r < w.rows; ++r) unpack_row(w, r, out.data() + r * w.cols);
 }
 
@@ -96,7 +96,7 @@ Counts run(Program& p, Cache& c, In token_ids, In token_positions, In wanted_row
     ensure(logits.shape(0) == wanted && logits.shape(1) == up(p.vocabulary(), kGroup),
            "run: logits are [rows, vocabulary rounded up to 16], not " + describe(result));
     check_step(p, c.view, positions.data(), n);
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const Counted k = p.run(c.view, tokens.data(), positions.data(), n, rows.data(), wanted, logits.data());
     return {k.written, k.read, k.prefill, k.decode, k.prefill_ns, k.decode_ns};
 }
@@ -239,8 +239,7 @@ void bind_cpu(nb::module_& m) {
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
     m.attr("GROUP_ROWS") = kGroup;
-    m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"),
-          nb::call_guard<nb::gil_scoped_release>());
+    m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"), nb::call_guard<Unlocked>());
     bind_cache(m);
     bind_program(m);
 }

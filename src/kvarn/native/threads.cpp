@@ -1,5 +1,9 @@
 #include "threads.hpp"
 
+#include <unistd.h>
+
+#include <stdexcept>
+
 #include "base.hpp"
 
 #if defined(__x86_64__)
@@ -51,7 +55,7 @@ void Pool::Signal::wait(uint32_t old, int64_t spin_ns) {
     sleepers.fetch_sub(1);
 }
 
-Pool::Pool(int threads) : size_(threads < 1 ? 1 : threads), places_(new Place[size_t(size_)]) {
+Pool::Pool(int threads) : size_(threads < 1 ? 1 : threads), process_(getpid()), places_(new Place[size_t(size_)]) {
     for (int i = 1; i < size_; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -74,6 +78,8 @@ void Pool::work(int thread) {
 }
 
 void Pool::run(void (*fn)(void*, int), void* context) {
+    if (getpid() != process_)  // a forked process has only the thread that forked: the job would never end
+        throw std::runtime_error("the threads of this pool belong to another process: fork before the model is loaded");
     const std::lock_guard<std::mutex> lock(mutex_);
     fn_ = fn, context_ = context;
     if (size_ > 1) job_.raise();

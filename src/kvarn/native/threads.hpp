@@ -56,7 +56,8 @@ class Pool {
     void leave_shared_place(int thread);
 
     const int size_;
-    std::mutex mutex_;  // one job at a time
+    const int process_;  // its threads do not exist in a forked one
+    std::mutex mutex_;   // one job at a time
     Signal job_, phase_;
     alignas(64) std::atomic<int> arrived_{0};
     std::unique_ptr<Place[]> places_;  // per thread

@@ -4,9 +4,11 @@ Contract: `encode(text, special)` recognizes control tokens only if `special`. T
 the BOS token, decoding.
 """
 
+import atexit
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Condition, Lock
 from typing import Protocol
 
 import numpy as np
@@ -93,10 +95,44 @@ class ByteLevel:
         return [id for id in ids if id != self._absent] if self._absent in ids else ids
 
 
-def unlocked(library: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Encode as a batch of one: the library releases the GIL only for batches."""
-    ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
-    return ids
+class _Unlocked:
+    """Encodes without Python's lock, until the interpreter exits: Python then ends daemon threads that ask for the
+    lock, and inside the library that would abort the process (native/unlocked.hpp has the same for our own code)."""
+
+    def __init__(self) -> None:
+        self._exiting = False
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+        atexit.register(self._finish)
+
+    def _begin(self) -> None:
+        self._idle = Condition()
+        self._n_running = 0
+
+    def __call__(self, library: tokenizers.Tokenizer, text: str) -> list[int]:
+        with self._idle:
+            unlocked = not self._exiting
+            self._n_running += unlocked
+        ids: list[int]
+        if not unlocked:
+            ids = library.encode(text, add_special_tokens=False).ids
+            return ids
+        try:  # a batch of one: the library releases the lock only for batches
+            ids = library.encode_batch([text], add_special_tokens=False)[0].ids
+        finally:
+            with self._idle:
+                self._n_running -= 1
+                self._idle.notify_all()
+        return ids
+
+    def _finish(self) -> None:
+        """Wait for the calls under way."""
+        with self._idle:
+            self._exiting = True
+            self._idle.wait_for(lambda: not self._n_running)
+
+
+unlocked = _Unlocked()
 
 
 class TokenizerJson:
