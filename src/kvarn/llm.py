@@ -31,6 +31,7 @@ from kvarn.loading.pull import resolve
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import graph_of
 from kvarn.text.chat import ChatTemplate
+from kvarn.text.quoting import Quotes, Quoting, Unquoted
 from kvarn.text.tokenizer import Prompt, Tokenizer
 
 __all__ = ["LLM", "Completion", "Job", "Output", "TokenLogprob"]
@@ -50,6 +51,7 @@ class LLM:
     max_batch_tokens        most tokens of a step
     chunk_while_decoding    most prompt tokens of a step in which other sequences decode
     max_waiting             most requests in the queue
+    trust_messages          recognize control tokens in the text of messages; by default they are plain text
     backend                 `cpu`, `reference` (NumPy, slow, the oracle), or an open Backend
     """
 
@@ -71,6 +73,7 @@ class LLM:
         backend: str | Backend = "cpu",
         chunk_while_decoding: int | None = None,
         max_waiting: int | None = None,
+        trust_messages: bool = False,
         progress: Progress = quiet,
     ) -> None:
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
@@ -102,6 +105,7 @@ class LLM:
             self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids, self.tokenizer.vocab_size
         )
         self.runner = Runner(self.engine, self.tokenizer)
+        self.trust_messages = trust_messages
 
     @property
     def cache(self) -> KVCache:
@@ -135,12 +139,21 @@ class LLM:
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, up to the start of the answer."""
-        return self.tokenizer.encode(self.template.render(messages), special=True)
+        quoted = self.quotes.quote(messages)
+        text = self.template.render(quoted.values)
+        return self.tokenizer.encode(text, special=True, stand_ins=quoted.stand_ins)
 
     @cached_property
     def template(self) -> ChatTemplate:
         tokenizer = self.tokenizer
         return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+
+    @cached_property
+    def quotes(self) -> Quotes:
+        """Quotes what `template` is given, so that only the template writes control tokens."""
+        if self.trust_messages:
+            return Unquoted()
+        return Quoting(self.tokenizer.control_texts, self.tokenizer.plain_texts, self.template.strings)
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
         choices=("kvarn", "vllm"),
         help="prefix of metric names (default: %(default)s)",
     )
+    flags.add_chat_flags(parser)
     flags.add_model_flags(parser, max_seqs=8)
     parser.set_defaults(cache="paged")
 
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
     access = Access(keys, args.share_prefixes)
     with listen(args.host, args.port, args.reader_seconds) as listening:
-        llm = flags.load(args, max_waiting=args.queue, chunk_while_decoding=args.chunk)
+        llm = flags.load(args, args.trust_messages, max_waiting=args.queue, chunk_while_decoding=args.chunk)
         name = args.alias or Path(args.model).name or args.model
         metrics = Metrics(llm.engine, name, args.metrics_prefix)
         service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds)

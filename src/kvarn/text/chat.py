@@ -72,11 +72,15 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE:
             raise KvarnError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            tree = environment.parse(source)
+            strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise KvarnError(f"the chat template is wrong at line {error.lineno}: {_one_line(error)}") from None
         except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError) as error:
             raise KvarnError(f"the chat template cannot be compiled: {_one_line(error)}") from None
+        self.strings = (source, *sorted(strings))  # what it is made of: the source, and the string literals in it
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(

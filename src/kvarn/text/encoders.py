@@ -1,10 +1,10 @@
 """Encoders: text to token ids, one class per kind of vocabulary.
 
-Contract: `encode(text, special)` recognizes control tokens only if `special`. Thread-safe. Non-goals:
-the BOS token, decoding.
+Contract: `encode(text, special)` recognizes control tokens only if `special`, and before stand-ins
+(quoting.py) become characters again. Thread-safe. Non-goals: the BOS token, decoding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -12,15 +12,20 @@ from typing import Protocol
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import models
+from tokenizers import models, normalizers
 
 from kvarn import native
 from kvarn.errors import KvarnError
 from kvarn.text.pretokenizers import IGNORE_MERGES, pretokenizer
+from kvarn.text.quoting import NO_STAND_INS, StandIns, restored
 
 
 class Encoder(Protocol):
-    def encode(self, text: str, special: bool) -> list[int]: ...
+    @property
+    def control(self) -> Sequence[str]: ...  # texts of control tokens
+    @property
+    def plain(self) -> Sequence[str]: ...  # texts of tokens that are matched in any text
+    def encode(self, text: str, special: bool, stand_ins: StandIns = NO_STAND_INS) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,18 @@ class Markers:
     always: list[bool]  # False: matched only if control tokens are asked for
     strips_right: list[bool]  # the white space after the token is removed
 
+    @property
+    def control(self) -> list[str]:
+        return [text for text, always in zip(self.texts, self.always, strict=True) if not always]
+
+    @property
+    def plain(self) -> list[str]:
+        return [text for text, always in zip(self.texts, self.always, strict=True) if always]
+
+    @property
+    def compiled(self) -> native.Markers:
+        return native.Markers(self.texts, self.ids, self.always, self.strips_right)
+
 
 def utf8(text: str) -> bytes:
     try:
@@ -41,6 +58,16 @@ def utf8(text: str) -> bytes:
             f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at {error.start}, which is not a "
             "character: remove it or replace it by U+FFFD"
         ) from None
+
+
+def _encode_quoted(
+    markers: native.Markers, text: str, special: bool, stand_ins: StandIns, encode: Callable[[str, bool], list[int]]
+) -> list[int]:
+    raw = utf8(text)
+    ids: list[int] = []
+    for id, begin, end in markers.split(raw, special):
+        ids += [id] if id >= 0 else encode(restored(raw[begin:end].decode(), stand_ins), False)
+    return ids
 
 
 class SentencePiece:
@@ -59,8 +86,12 @@ class SentencePiece:
             space_prefix,
             unknown,
         )
+        self._markers = markers.compiled
+        self.control, self.plain = markers.control, markers.plain
 
-    def encode(self, text: str, special: bool) -> list[int]:
+    def encode(self, text: str, special: bool, stand_ins: StandIns = NO_STAND_INS) -> list[int]:
+        if stand_ins:
+            return _encode_quoted(self._markers, text, special, stand_ins, self.encode)
         return self._native.encode(utf8(text), special)
 
 
@@ -80,9 +111,12 @@ class ByteLevel:
             raise KvarnError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from None
         self._words = tokenizers.Tokenizer(model)
         self._words.pre_tokenizer = cut
-        self._markers = native.Markers(markers.texts, markers.ids, markers.always, markers.strips_right)
+        self._markers = markers.compiled
+        self.control, self.plain = markers.control, markers.plain
 
-    def encode(self, text: str, special: bool) -> list[int]:
+    def encode(self, text: str, special: bool, stand_ins: StandIns = NO_STAND_INS) -> list[int]:
+        if stand_ins:
+            return _encode_quoted(self._markers, text, special, stand_ins, self.encode)
         raw = utf8(text)
         ids: list[int] = []
         for id, begin, end in self._markers.split(raw, special):
@@ -100,14 +134,30 @@ def unlocked(library: tokenizers.Tokenizer, text: str) -> list[int]:
 
 
 class TokenizerJson:
-    """Encodes with the `tokenizers` library, which defines the format of tokenizer.json."""
+    """Encodes with the `tokenizers` library, which defines the format of tokenizer.json.
+
+    No control token of `library` may be `normalized`: the library would match it after stand-ins are turned back.
+    """
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
-        self._lock = Lock()  # `encode_special_tokens` is a state of the library's object
+        self._lock = Lock()  # `encode_special_tokens` and `normalizer` are states of the library's object
+        added = library.get_added_tokens_decoder().values()
+        self.control = [token.content for token in added if token.special]
+        self.plain = [token.content for token in added if not token.special]
 
-    def encode(self, text: str, special: bool) -> list[int]:
+    def encode(self, text: str, special: bool, stand_ins: StandIns = NO_STAND_INS) -> list[int]:
         utf8(text)
         with self._lock:
             self._library.encode_special_tokens = not special
+            return self._encode_quoted(text, stand_ins) if stand_ins else unlocked(self._library, text)
+
+    def _encode_quoted(self, text: str, stand_ins: StandIns) -> list[int]:
+        """Normalization is the step between matching control tokens and encoding the text between them."""
+        normalizer = self._library.normalizer
+        restoring = [normalizers.Replace(old, new) for old, new in stand_ins.items() if old in text]
+        self._library.normalizer = normalizers.Sequence([*restoring, *([normalizer] if normalizer else [])])
+        try:
             return unlocked(self._library, text)
+        finally:
+            self._library.normalizer = normalizer

@@ -29,11 +29,17 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _open(path: Path) -> tokenizers.Tokenizer:
+def _open(path: Path, definition: dict[str, Any]) -> tokenizers.Tokenizer:
     file = path / "tokenizer.json"
     if not file.exists():
         raise KvarnError(f"no tokenizer.json in {path}: download it with the model's other files")
+    # A text must not become a control token by normalization, so control tokens are matched before it.
+    late = [token for token in definition.get("added_tokens") or [] if token["special"] and token["normalized"]]
+    for token in late:
+        token["normalized"] = False
     try:
+        if late:
+            return tokenizers.Tokenizer.from_str(json.dumps(definition))
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 (the library raises plain Exception)
         raise KvarnError(f"tokenizer.json cannot be read ({error}): download it again or update `tokenizers`") from None
@@ -71,10 +77,10 @@ def _space_prefix(definition: dict[str, Any]) -> SpacePrefix:
 
 
 def read(path: Path) -> tuple[Vocabulary, Encoder]:
-    library = _open(path)
+    definition = _json(path / "tokenizer.json")
+    library = _open(path, definition)
     library.no_truncation()
     library.no_padding()
-    definition = _json(path / "tokenizer.json")
     if (kind := definition["model"]["type"]) != "BPE":
         raise KvarnError(f"tokenizer.json holds a {kind} model, which is not implemented; there is BPE")
     config = _json(path / "special_tokens_map.json") | _json(path / "tokenizer_config.json")
