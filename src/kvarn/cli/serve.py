@@ -9,7 +9,7 @@ from pathlib import Path
 from kvarn.cli import flags
 from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
@@ -101,7 +101,7 @@ def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     rows = {
-        "model": f"{name} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
+        "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {held:,} tokens",
         "serving": f"{plan.max_seqs} sequences at once, {config.context:,} tokens each at most",
         "keys": f"{n_keys} API key{'s' * (n_keys > 1)}" if n_keys else "none: anybody who reaches this address may ask",

@@ -17,7 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvarn.errors import KvarnError
+from kvarn.errors import BadModel, KvarnError, printable
 
 MAX_SOURCE = 1 << 20  # characters; published templates have at most about 20,000
 
@@ -62,7 +62,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split()) or type(error).__name__)
 
 
 class ChatTemplate:
@@ -70,16 +70,16 @@ class ChatTemplate:
         if not source:
             raise KvarnError("the model has no chat template: use raw completion (without --chat)")
         if len(source) > MAX_SOURCE:
-            raise KvarnError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
+            raise BadModel(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         try:
             environment = _environment()
             tree = environment.parse(source)
             strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise KvarnError(f"the chat template is wrong at line {error.lineno}: {_one_line(error)}") from None
-        except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError) as error:
-            raise KvarnError(f"the chat template cannot be compiled: {_one_line(error)}") from None
+            raise BadModel(f"the chat template is wrong at line {error.lineno}: {_one_line(error)}") from None
+        except Exception as error:  # noqa: BLE001 (the source is not trusted, and Jinja runs its constants)
+            raise BadModel(f"the chat template cannot be compiled: {_one_line(error)}") from None
         self.strings = (source, *sorted(strings))  # what it is made of: the source, and the string literals in it
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 

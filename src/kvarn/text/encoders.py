@@ -7,7 +7,7 @@ Contract: `encode(text, special)` recognizes control tokens only if `special`, a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import tokenizers
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from tokenizers import models, normalizers
 
 from kvarn import native
-from kvarn.errors import KvarnError
+from kvarn.errors import BadModel, KvarnError
 from kvarn.text.pretokenizers import IGNORE_MERGES, pretokenizer
 from kvarn.text.quoting import NO_STAND_INS, StandIns, restored
+
+T = TypeVar("T")
 
 
 class Encoder(Protocol):
@@ -48,6 +50,16 @@ class Markers:
     @property
     def compiled(self) -> native.Markers:
         return native.Markers(self.texts, self.ids, self.always, self.strips_right)
+
+
+def library_call(call: Callable[[], T], message: Callable[[BaseException], str]) -> T:
+    """`tokenizers` raises plain Exception, and a BaseException of its own where it has a bug."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001
+        raise BadModel(message(error)) from None
 
 
 def utf8(text: str) -> bytes:
@@ -105,10 +117,10 @@ class ByteLevel:
         vocab = {token: id for id, token in enumerate(tokens)} | {_ABSENT: self._absent}
         pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
         cut = pretokenizer(pre)
-        try:
-            model = models.BPE(vocab, pairs, unk_token=_ABSENT, ignore_merges=pre in IGNORE_MERGES)
-        except Exception as error:  # noqa: BLE001 (the library raises plain Exception)
-            raise KvarnError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from None
+        model = library_call(
+            lambda: models.BPE(vocab, pairs, unk_token=_ABSENT, ignore_merges=pre in IGNORE_MERGES),
+            lambda error: f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}",
+        )
         self._words = tokenizers.Tokenizer(model)
         self._words.pre_tokenizer = cut
         self._markers = markers.compiled
@@ -129,8 +141,10 @@ class ByteLevel:
 
 def unlocked(library: tokenizers.Tokenizer, text: str) -> list[int]:
     """Encode as a batch of one: the library releases the GIL only for batches."""
-    ids: list[int] = library.encode_batch([text], add_special_tokens=False)[0].ids
-    return ids
+    return library_call(
+        lambda: library.encode_batch([text], add_special_tokens=False)[0].ids,
+        lambda error: f"the model's tokenizer cannot encode a text ({error}): use another model",
+    )
 
 
 class TokenizerJson:
