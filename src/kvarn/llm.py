@@ -15,7 +15,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from kvarn.backends import open_backend
+from kvarn.backends import check_memory, open_backend
 from kvarn.backends.base import Backend, Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
@@ -80,8 +80,6 @@ class LLM:
         self.backend = open_backend(backend, threads) if isinstance(backend, str) else backend
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
-        if context is not None and context > self.config.context:
-            raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
         self.tokenizer = tokenizer_of(checkpoint)
         config = CacheConfig(
             layers=self.config.layer_specs,
@@ -96,8 +94,10 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
+        if config.context > self.config.context:
+            raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
         planned = plan(config, self.backend.default_layout)
-        _check_memory(planned.nbytes, self.backend)
+        check_memory(planned, self.backend)
         memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
         self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
@@ -178,15 +178,6 @@ class LLM:
 def context_of(config: ModelConfig, context: int | None) -> int:
     """The context to use. None: the default; 0: the longest that the model was trained for."""
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
-
-
-def _check_memory(wanted: int, backend: Backend) -> None:
-    memory = backend.memory_bytes
-    if memory is not None and wanted > memory:
-        raise KvarnError(
-            f"keys and values would take {wanted / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB of "
-            "memory: lower the context (-c), the sequences at once (-np) or --cache-bytes"
-        )
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
