@@ -18,9 +18,10 @@ ALLOWED: dict[str, set[str]] = {
     "arithmetic": {"arrays", "native", "numpy"},
     "cache": {"errors"},  # integers: no array, no device, no extension
     "graph": {"errors"},
-    "models": {"graph", "cache.spec", "errors", "numpy"},
-    "text": {"errors", "native", "numpy", "jinja2", "tokenizers"},
-    "loading": {"arrays", "errors", "models", "graph", "numpy", "gguf", "safetensors", "huggingface_hub"},
+    "settings": {"errors", "numpy"},
+    "models": {"graph", "cache.spec", "settings", "errors", "numpy"},
+    "text": {"settings", "errors", "native", "numpy", "jinja2", "tokenizers"},
+    "loading": {"arrays", "errors", "settings", "models", "graph", "numpy", "gguf", "safetensors", "huggingface_hub"},
     # The engine works on token ids: no text, no HTTP, no metrics, and only the interface of backends.
     "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "numpy"},
     "jobs": {"engine", "text", "errors"},

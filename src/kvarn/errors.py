@@ -1,6 +1,12 @@
 """Errors that a caller can handle. A message says what is wrong and what to do. A call that raises changes nothing."""
 
 
+def printable(text: str, longest: int = 600) -> str:
+    """One line for a terminal: without control characters, escapes and marks that reorder text, and not too long."""
+    text = text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 class KvarnError(ValueError):
     """Bad input or configuration. The base class of the errors in this module."""
 
@@ -57,8 +63,7 @@ class BadModel(KvarnError):
     """
 
     def __init__(self, message: str) -> None:
-        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
-        super().__init__(line if len(line) <= 600 else f"{line[:300]} ... {line[-250:]}")
+        super().__init__(printable(message))
 
 
 class PullFailed(KvarnError):

@@ -15,7 +15,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from kvarn.backends import open_backend
+from kvarn.backends import check_memory, open_backend
 from kvarn.backends.base import Backend, Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
@@ -31,6 +31,7 @@ from kvarn.loading.pull import resolve
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import graph_of
 from kvarn.text.chat import ChatTemplate
+from kvarn.text.quoting import Quotes, Quoting, Unquoted
 from kvarn.text.tokenizer import Prompt, Tokenizer
 
 __all__ = ["LLM", "Completion", "Job", "Output", "TokenLogprob"]
@@ -50,6 +51,7 @@ class LLM:
     max_batch_tokens        most tokens of a step
     chunk_while_decoding    most prompt tokens of a step in which other sequences decode
     max_waiting             most requests in the queue
+    trust_messages          recognize control tokens in the text of messages; by default they are plain text
     backend                 `cpu`, `reference` (NumPy, slow, the oracle), or an open Backend
     """
 
@@ -71,14 +73,13 @@ class LLM:
         backend: str | Backend = "cpu",
         chunk_while_decoding: int | None = None,
         max_waiting: int | None = None,
+        trust_messages: bool = False,
         progress: Progress = quiet,
     ) -> None:
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
         self.backend = open_backend(backend, threads) if isinstance(backend, str) else backend
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
-        if context is not None and context > self.config.context:
-            raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
         self.tokenizer = tokenizer_of(checkpoint)
         config = CacheConfig(
             layers=self.config.layer_specs,
@@ -93,8 +94,10 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
+        if config.context > self.config.context:
+            raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
         planned = plan(config, self.backend.default_layout)
-        _check_memory(planned.nbytes, self.backend)
+        check_memory(planned, self.backend)
         memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
         self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
@@ -102,6 +105,7 @@ class LLM:
             self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids, self.tokenizer.vocab_size
         )
         self.runner = Runner(self.engine, self.tokenizer)
+        self.trust_messages = trust_messages
 
     @property
     def cache(self) -> KVCache:
@@ -135,7 +139,9 @@ class LLM:
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, up to the start of the answer."""
-        return self.tokenizer.encode(self.template.render(messages), special=True)
+        quoted = self.quotes.quote(messages)
+        text = self.template.render(quoted.values)
+        return self.tokenizer.encode(text, special=True, stand_ins=quoted.stand_ins)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -151,6 +157,13 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @cached_property
+    def quotes(self) -> Quotes:
+        """Quotes what `template` is given, so that only the template writes control tokens."""
+        if self.trust_messages:
+            return Unquoted()
+        return Quoting(self.tokenizer.control_texts, self.tokenizer.plain_texts, self.template.strings)
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
@@ -177,15 +190,6 @@ class LLM:
 def context_of(config: ModelConfig, context: int | None) -> int:
     """The context to use. None: the default; 0: the longest that the model was trained for."""
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
-
-
-def _check_memory(wanted: int, backend: Backend) -> None:
-    memory = backend.memory_bytes
-    if memory is not None and wanted > memory:
-        raise KvarnError(
-            f"keys and values would take {wanted / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB of "
-            "memory: lower the context (-c), the sequences at once (-np) or --cache-bytes"
-        )
 
 
 def batch_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -52,14 +52,15 @@ def write(
     chat_template: str | None = None,
     size: Size | None = None,
     draw: Callable[[Shape], np.ndarray] | None = None,
+    keys: Keys | None = None,
 ) -> Path:
-    """`draw` gives weights of a shape, of variance 1; without it they are normal."""
+    """`draw` gives weights of a shape, of variance 1; without it they are normal. `keys` replace those of the model."""
     architecture, _, scaling = variant.partition("-")
     size = size or SIZES.get(variant, GOLDEN)
     # llama.cpp has special rules for models with some names (phi-3).
-    keys = gguf_keys(architecture, size, name="tiny")
-    keys |= {f"{architecture}.{key}": value for key, value in SCALINGS.get(scaling, {}).items()}
-    keys |= local_keys(architecture, size) | tokenizer_keys(chat_template)
+    given = gguf_keys(architecture, size, name="tiny")
+    given |= {f"{architecture}.{key}": value for key, value in SCALINGS.get(scaling, {}).items()}
+    given |= local_keys(architecture, size) | tokenizer_keys(chat_template) | (keys or {})
     tensors = []
     if scaling == "llama3":
         tensors.append(Tensor.of("rope_freqs.weight", np.linspace(1.0, 8.0, size.head_dim // 2)))
@@ -67,7 +68,7 @@ def write(
     for name, shape in stored_shapes(architecture, size).items():
         spread = 0.1 if "norm" in name else 1.5 * shape[-1] ** -0.5
         tensors.append(Tensor.of(name, draw(shape) * spread + (1 if "norm" in name else 0)))
-    content = gguf([(key, *value) for key, value in keys.items()], tensors, alignment=_ALIGNMENT)
+    content = gguf([(key, *value) for key, value in given.items()], tensors, alignment=_ALIGNMENT)
     path.write_bytes(content + bytes(-len(content) % _ALIGNMENT))
     return path
 

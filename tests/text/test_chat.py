@@ -71,6 +71,20 @@ def test_tojson_escapes_nothing_for_web_pages() -> None:
     assert rendered("{{ {'ä': ['<', 1]} | tojson(indent=1) }}") == '{\n "ä": [\n  "<",\n  1\n ]\n}'
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{% if 'a' * 10 ** 12 %}{% endif %}",
+        "{{ 'a' | center(10 ** 12) }}",
+        "{% set x = '%1000000000000d' % 1 %}{{ ['a'] * 10 ** 12 }}",
+    ],
+)
+def test_nothing_is_computed_before_rendering(source: str) -> None:
+    ChatTemplate(source)
+
+
 def test_templates_can_format_the_date() -> None:
     assert rendered("{{ strftime_now('%Y') }}") in {str(datetime.now().year), str(datetime.now().year - 1)}
 

@@ -140,10 +140,10 @@ def test_unused_tokens_spell_nothing_and_foreign_ids_are_refused() -> None:
     [
         ({"pre": "nonesuch"}, "pre-tokenizer 'nonesuch' .* there are default, gpt-2, llama-bpe, .*qwen2, smollm"),
         ({"model": "bert"}, "tokenizer.ggml.model 'bert' is not implemented; there are gpt2, llama"),
-        ({"tokens": None}, "no tokenizer.ggml.tokens"),
-        ({"merges": None}, "no tokenizer.ggml.merges"),
+        ({"tokens": None}, "does not say tokenizer.ggml.tokens"),
+        ({"merges": None}, "does not say tokenizer.ggml.merges"),
         ({"merges": ["a nonesuch"]}, "tokenizer.ggml.merges do not fit tokenizer.ggml.tokens"),
-        ({"token_type": [1, 2]}, r"tokenizer.ggml.token_type has shape \(2,\), but there are 256 tokens"),
+        ({"token_type": [1, 2]}, r"tokenizer.ggml.token_type has the shape \(2,\), not \(256,\)"),
     ],
 )
 def test_a_vocabulary_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:

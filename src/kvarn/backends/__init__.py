@@ -3,7 +3,8 @@
 from importlib import import_module
 
 from kvarn.backends.base import Backend
-from kvarn.errors import KvarnError
+from kvarn.cache.plan import Plan
+from kvarn.errors import KvarnError, OutOfMemory
 
 BACKENDS = ("cpu", "reference")
 
@@ -14,3 +15,14 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
         raise KvarnError(f"unknown backend {name!r}; there are: {', '.join(BACKENDS)}")
     backend: Backend = import_module(f"kvarn.backends.{name}").open_backend(threads)
     return backend
+
+
+def check_memory(plan: Plan, backend: Backend) -> None:
+    """Refuse a cache that the device cannot hold. An allocation would succeed: pages are backed at the first write."""
+    tables = sum(8 * plan.max_seqs * group.blocks_per_sequence for group in plan.groups)
+    wanted, memory = plan.nbytes + tables, backend.memory_bytes
+    if memory is not None and wanted > memory:
+        raise OutOfMemory(
+            f"keys and values would take {wanted / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB of "
+            "memory: lower the context (-c), the sequences at once (-np) or --cache-bytes"
+        )

@@ -29,6 +29,8 @@ def physical_cores(cpus: Sequence[int] | set[int]) -> set[str]:
 
 
 def make_pool(threads: int | None) -> Pool:
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
+        raise KvarnError(f"{threads!r} threads; it must be a whole number")
     if threads is not None and threads < 1:
         raise KvarnError(f"{threads} threads; it must be at least 1")
     if threads is not None and threads > MOST_THREADS:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvarn.backends import check_memory
 from kvarn.backends.base import Program
 from kvarn.bench.case import GENERATE, Case, Reading
 from kvarn.cache.cache import KVCache
@@ -56,6 +57,7 @@ def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | N
         pinned=setup.pinned,
     )
     planned = plan(config, llm.backend.default_layout)
+    check_memory(planned, llm.backend)
     memory = llm.backend.memory(planned)
     return Engine(program or llm.program, memory, KVCache(planned), EngineConfig(setup.chunk))
 

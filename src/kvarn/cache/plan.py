@@ -24,6 +24,7 @@ from kvarn.errors import KvarnError, OutOfMemory
 DEFAULT_BLOCK = 32
 SMALLEST_BLOCK = 16
 MOST_TOKENS = 2**31 - 1
+MOST_SEQUENCES = 1 << 16
 ALIGNMENT = 64  # every part of the arena starts on a cache line
 
 
@@ -55,8 +56,15 @@ class CacheConfig:
                 raise KvarnError(f"{name} is {value}; it must be at least 1")
         if self.ahead < 0:
             raise KvarnError(f"ahead is {self.ahead}; it must be 0 or more")
-        if self.context > MOST_TOKENS:
-            raise KvarnError(f"context is {self.context}; positions are 32 bits, so {MOST_TOKENS} is the most")
+        for name, value in (("context", self.context), ("window", self.window or 0)):
+            if value > MOST_TOKENS:
+                raise KvarnError(f"{name} is {value}; positions are 32 bits, so {MOST_TOKENS} is the most")
+        if self.max_seqs > MOST_SEQUENCES:
+            raise KvarnError(f"max_seqs is {self.max_seqs}; {MOST_SEQUENCES} is the most")
+        for name in ("strategy", "codec", "layout"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name != "layout"):
+                raise KvarnError(f"{name} is {value!r}; it must be a name")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 
 from kvarn import __version__
 from kvarn.cli.manual import Manual
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 
 COMMANDS = {
     "run": "continue a prompt and print the text as it is computed",
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _ready_streams()
         _dispatch(sys.argv[1:] if argv is None else list(argv))
     except KvarnError as error:
-        print(f"kvarn: {error}", file=sys.stderr)
+        print(f"kvarn: {printable(str(error), 2000)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

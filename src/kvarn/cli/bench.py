@@ -19,7 +19,7 @@ from kvarn.cli import bench_serve, flags
 from kvarn.cli.manual import Manual, add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_table
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
 
 
@@ -152,7 +152,7 @@ def names(text: str, flag: str, known: Sequence[str]) -> list[str]:
 
 
 def show(model: str, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, object]) -> None:
-    print(f"{model}, {machine['threads']} threads, {machine['isa']}, {machine['cpu']}\n")
+    print(f"{printable(model)}, {machine['threads']} threads, {machine['isa']}, {machine['cpu']}\n")
     header = ["test", "cache", "type", "depth", "batch", "tok/s", "spread", "MB/token", "GB/s", "of memory"]
     lines = [line_of(row) for row in rows]
     against = [row["against"] for row in rows if "against" in row]

@@ -35,6 +35,7 @@ kvarn chat
 kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7""",
     )
     parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message")
+    flags.add_chat_flags(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
     parser.set_defaults(predict=512)
@@ -42,7 +43,7 @@ kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7""",
 
 def run(args: argparse.Namespace) -> None:
     params = flags.sampling_params(args)
-    llm = flags.load(args)
+    llm = flags.load(args, args.trust_messages)
     llm.template  # noqa: B018 - a model without a template is refused before the first question
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

@@ -89,6 +89,11 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", help="read the prompt from a file")
 
 
+def add_chat_flags(parser: argparse.ArgumentParser) -> None:
+    trust = "recognize control tokens in the text of messages (default: they are plain text)"
+    parser.add_argument("--trust-messages", action="store_true", help=trust)
+
+
 def parse_bytes(text: str) -> int:
     unit = UNITS.get(text[-1:].upper(), 1)
     number = text[:-1] if text[-1:].upper() in UNITS else text
@@ -124,7 +129,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     )
 
 
-def load(args: argparse.Namespace, **engine: int) -> LLM:
+def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) -> LLM:
     """The model that the flags describe. A terminal shows the progress of loading."""
     at_least(1, batch_size=args.batch_size, parallel=args.parallel)
     at_least(0, ctx_size=args.ctx_size)
@@ -143,6 +148,7 @@ def load(args: argparse.Namespace, **engine: int) -> LLM:
             max_batch_tokens=args.batch_size,
             threads=args.threads,
             backend=args.backend,
+            trust_messages=trust_messages,
             progress=line,
             **engine,
         )

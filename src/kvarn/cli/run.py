@@ -25,6 +25,7 @@ kvarn run -m model.gguf -f prompt.txt --cache paged --json""",
     )
     flags.add_prompt_flags(parser)
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    flags.add_chat_flags(parser)
     parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations, for Perfetto")
     add_json_flag(parser)
     flags.add_model_flags(parser)
@@ -34,7 +35,7 @@ kvarn run -m model.gguf -f prompt.txt --cache paged --json""",
 def run(args: argparse.Namespace) -> None:
     prompt, params = flags.read_prompt(args), flags.sampling_params(args)
     start = time.perf_counter()
-    llm = flags.load(args)
+    llm = flags.load(args, args.trust_messages)
     load_seconds = time.perf_counter() - start
     if args.trace:
         llm.program.trace(True)

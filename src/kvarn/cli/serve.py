@@ -9,7 +9,7 @@ from pathlib import Path
 from kvarn.cli import flags
 from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
@@ -57,6 +57,7 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
         choices=("kvarn", "vllm"),
         help="prefix of metric names (default: %(default)s)",
     )
+    flags.add_chat_flags(parser)
     flags.add_model_flags(parser, max_seqs=8)
     parser.set_defaults(cache="paged")
 
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
     access = Access(keys, args.share_prefixes)
     with listen(args.host, args.port, args.reader_seconds) as listening:
-        llm = flags.load(args, max_waiting=args.queue, chunk_while_decoding=args.chunk)
+        llm = flags.load(args, args.trust_messages, max_waiting=args.queue, chunk_while_decoding=args.chunk)
         name = args.alias or Path(args.model).name or args.model
         metrics = Metrics(llm.engine, name, args.metrics_prefix)
         service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds)
@@ -100,7 +101,7 @@ def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     rows = {
-        "model": f"{name} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
+        "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {held:,} tokens",
         "serving": f"{plan.max_seqs} sequences at once, {config.context:,} tokens each at most",
         "keys": f"{n_keys} API key{'s' * (n_keys > 1)}" if n_keys else "none: anybody who reaches this address may ask",

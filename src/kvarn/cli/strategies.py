@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from kvarn.arrays import Floats
-from kvarn.backends import open_backend
+from kvarn.backends import check_memory, open_backend
 from kvarn.backends.base import Backend
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
@@ -97,12 +97,15 @@ def run(args: argparse.Namespace) -> None:
     if not DECODED < args.tokens <= args.context:
         raise KvarnError(f"--tokens {args.tokens}: it must be above {DECODED} and within the context of {args.context}")
     spec = LayerSpec(*parse_heads(args.heads), args.head_dim, args.head_dim)
+    backend = open_backend(args.backend, args.threads)
+    wanted = 4 * args.tokens * args.head_dim * (spec.n_heads + 2 * spec.n_kv_heads)
+    if backend.memory_bytes is not None and wanted > backend.memory_bytes:
+        raise KvarnError(f"the random data would take {human_bytes(wanted)}: lower -n, --heads or --head-dim")
     rng = np.random.default_rng(args.seed & (1 << 64) - 1)
     q, k, v = (
         rng.standard_normal((args.tokens, heads, spec.k_dim), dtype=np.float32)
         for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
     )
-    backend = open_backend(args.backend, args.threads)
     rows = [compare(name, args, backend, spec, q, k, v) for name in args.cache or NAMES if applies(name, spec)]
     if args.json:
         facts = {"backend": backend.name, "rows": [asdict(row) for row in rows]}
@@ -171,6 +174,7 @@ def compare(
 def drive(config: CacheConfig, backend: Backend, q: Floats, k: Floats, v: Floats) -> Run:
     """Prefill in the largest chunks, then decode."""
     planned = plan(config, backend.default_layout)
+    check_memory(planned, backend)
     cache, layers = KVCache(planned), backend.layers(planned)
     cache.open(0)
     output = np.empty_like(q)

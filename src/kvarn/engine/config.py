@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from kvarn.errors import KvarnError
 
+MOST = 2**31 - 1  # of tokens or requests
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -14,5 +16,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "chunk_while_decoding", "max_waiting"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise KvarnError(f"{name} is {value}; it must be at least 1")
+            if value is None and name != "max_batch_tokens":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+                raise KvarnError(f"{name} is {value!r}; it must be a whole number, at least 1 and at most {MOST}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvarn.errors import BadModel
+from kvarn.errors import BadModel, printable
 from kvarn.graph.ops import FactorScaling, LinearScaling, Rope, RopeScaling, YarnScaling
 from kvarn.loading.checks import check_config, find_family
 from kvarn.loading.gguf import GGUFFile
@@ -17,7 +17,7 @@ from kvarn.models.config import ModelConfig
 from kvarn.models.families import FAMILIES
 from kvarn.models.family import Family, Refusal
 from kvarn.models.rope import yarn_magnitude
-from kvarn.models.settings import Settings
+from kvarn.settings import Settings
 
 REFUSED = (
     Refusal("expert_count", (0,), "mixture of experts"),
@@ -63,7 +63,7 @@ def _shared(file: GGUFFile, family: Family, settings: Settings) -> ModelConfig:
         raise BadModel(f"{file.path} has no tensor token_embd.weight; fetch or convert the model again")
     return ModelConfig(
         architecture=family.name,
-        name=Settings(settings.where, file.metadata, "general.").text("name", file.path.stem),
+        name=printable(Settings(settings.where, file.metadata, "general.").text("name", file.path.stem), 200),
         n_layers=settings.integer("block_count"),
         n_heads=n_heads,
         n_kv_heads=settings.integer("attention.head_count_kv", n_heads),

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvarn.errors import BadModel
+from kvarn.errors import BadModel, printable
 from kvarn.graph.ops import LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 from kvarn.loading.checks import check_config, find_family
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import FAMILIES
 from kvarn.models.family import Family, Refusal
-from kvarn.models.settings import Settings
+from kvarn.settings import Settings
 
 REFUSED = (
     Refusal("quantization_config", (), "weights in this quantization (GGUF's are read)"),
@@ -61,7 +61,7 @@ def _shared(folder: Path, family: Family, settings: Settings) -> ModelConfig:
     head_dim = settings.integer("head_dim", max(1, hidden // n_heads))
     return ModelConfig(
         architecture=family.name,
-        name=folder.resolve().name,
+        name=printable(folder.resolve().name, 200),
         n_layers=settings.integer("num_hidden_layers"),
         n_heads=n_heads,
         n_kv_heads=settings.integer("num_key_value_heads", n_heads),

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvarn.models.config import ModelConfig
-from kvarn.models.settings import Settings
 from kvarn.models.tensors import Fused, Tensor, outer_tensors
 from kvarn.models.windows import Windows, gguf_windows, hf_windows
+from kvarn.settings import Settings
 
 
 class Refusal(NamedTuple):

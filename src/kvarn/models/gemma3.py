@@ -14,9 +14,9 @@ from kvarn.models import qwen3
 from kvarn.models.config import ModelConfig
 from kvarn.models.family import Family, GGUFRules, HFRules
 from kvarn.models.llama import output
-from kvarn.models.settings import Settings
 from kvarn.models.tensors import Tensor, norm
 from kvarn.models.windows import Windows, all_but_every_nth, hf_windows, no_windows, same_window, windows_by_layer
+from kvarn.settings import Settings
 
 
 def forward(ops: Ops[V], config: ModelConfig) -> V:

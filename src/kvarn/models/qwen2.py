@@ -3,9 +3,9 @@
 from kvarn.models import llama
 from kvarn.models.config import ModelConfig
 from kvarn.models.family import Family, GGUFRules, HFRules
-from kvarn.models.settings import Settings
 from kvarn.models.tensors import Tensor, require
 from kvarn.models.windows import Windows, hf_windows, no_windows
+from kvarn.settings import Settings
 
 
 def layer(c: ModelConfig) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvarn.errors import BadModel
 from kvarn.models.config import ModelConfig
-from kvarn.models.settings import Settings
+from kvarn.settings import Settings
 
 Windows = tuple[int | None, ...]
 

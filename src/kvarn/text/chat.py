@@ -1,8 +1,9 @@
 """Chat templates: turn a list of messages into the prompt format that the model was trained on.
 
 Contract: the result is what transformers renders. A template comes with a model file and is not
-trusted: it runs in a sandbox without access to the interpreter. Errors are one line.
-Non-goals: limits on a template's time and memory; the format of messages, which only the template
+trusted: it runs in a sandbox without access to the interpreter. Errors are one line. Making a
+`ChatTemplate` computes nothing of the template.
+Non-goals: limits on the time and memory of `render`; the format of messages, which only the template
 knows.
 """
 
@@ -13,11 +14,12 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvarn.errors import KvarnError
+from kvarn.errors import BadModel, KvarnError, printable
 
 MAX_SOURCE = 1 << 20  # characters; published templates have at most about 20,000
 
@@ -41,6 +43,15 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class _WithoutConstants(CodeGenerator):
+    """Computes nothing while it compiles: `'a' * 10 ** 10` takes memory only when it is rendered."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 class _Generation(Extension):
     """{% generation %} marks the model's own text for training. Here it has no effect."""
 
@@ -53,8 +64,9 @@ class _Generation(Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation]
     )
+    environment.code_generator_class = _WithoutConstants
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -62,7 +74,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split()) or type(error).__name__)
 
 
 class ChatTemplate:
@@ -70,13 +82,17 @@ class ChatTemplate:
         if not source:
             raise KvarnError("the model has no chat template: use raw completion (without --chat)")
         if len(source) > MAX_SOURCE:
-            raise KvarnError(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
+            raise BadModel(f"the chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            tree = environment.parse(source)
+            strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise KvarnError(f"the chat template is wrong at line {error.lineno}: {_one_line(error)}") from None
-        except (jinja2.TemplateError, RecursionError, ValueError, SyntaxError) as error:
-            raise KvarnError(f"the chat template cannot be compiled: {_one_line(error)}") from None
+            raise BadModel(f"the chat template is wrong at line {error.lineno}: {_one_line(error)}") from None
+        except Exception as error:  # noqa: BLE001 (the source is not trusted)
+            raise BadModel(f"the chat template cannot be compiled: {_one_line(error)}") from None
+        self.strings = (source, *sorted(strings))  # what it is made of: the source, and the string literals in it
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn.errors import KvarnError
+from kvarn.errors import BadModel
+from kvarn.settings import Settings
 from kvarn.text import alphabet
 from kvarn.text.encoders import ByteLevel, Encoder, Markers, SentencePiece
 from kvarn.text.pretokenizers import IGNORE_MERGES
@@ -30,37 +31,32 @@ _NAMES = """
 _CONTROL_BY_NAME = frozenset(_NAMES.split())
 
 
-class _Keys:
-    """Typed look-ups under tokenizer.ggml."""
+class _Keys(Settings):
+    """Look-ups under tokenizer.ggml."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self._metadata = metadata
-        self.n_tokens = len(self.array("tokens"))
+        super().__init__("the tokenizer", metadata, "tokenizer.ggml.")
+        self.tokens = self.texts("tokens")
+        if not self.tokens:
+            raise self.bad("tokens", "a list with a token")
 
-    def array(self, name: str) -> Sequence[Any]:
-        value = self._metadata.get(f"tokenizer.ggml.{name}")
-        if value is None:
-            raise KvarnError(f"the model has no tokenizer.ggml.{name}: convert it again with its tokenizer files")
-        return value  # type: ignore[no-any-return]
-
-    def numbers(self, name: str, dtype: Any, default: float) -> NDArray[Any]:
-        value = self._metadata.get(f"tokenizer.ggml.{name}")
-        array = np.full(self.n_tokens, default, dtype) if value is None else np.asarray(value, dtype)
-        if array.shape != (self.n_tokens,):
-            raise KvarnError(f"tokenizer.ggml.{name} has shape {array.shape}, but there are {self.n_tokens} tokens")
-        return array
-
-    def text(self, name: str, default: str = "") -> str:
-        return str(self._metadata.get(f"tokenizer.ggml.{name}") or default)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._metadata.get(f"tokenizer.ggml.{name}")
-        return default if value is None else bool(value)
+    def numbers(self, name: str, dtype: Any, kinds: str, default: float) -> NDArray[Any]:
+        given = self.optional_numbers(name, len(self.tokens), kinds)
+        if given is None:
+            return np.full(len(self.tokens), default, dtype)
+        with np.errstate(over="ignore"):  # a number beyond the range becomes infinite
+            return given.astype(dtype)
 
     def id(self, name: str, default: int | None = None) -> int | None:
-        value = self._metadata.get(f"tokenizer.ggml.{name}_token_id")
+        key = f"{name}_token_id"
+        value = self.values.get(self.prefix + key)
+        id = default if value is None else value
+        if id is None:
+            return None
+        if isinstance(id, bool) or not isinstance(id, int | np.integer):
+            raise self.bad(key, "a whole number")
         # Converters write -1, signed or unsigned, for "none".
-        return default if value is None else int(value) if 0 <= int(value) < self.n_tokens else None
+        return int(id) if 0 <= id < len(self.tokens) else None
 
 
 def _ids(kinds: NDArray[Any], *wanted: int) -> frozenset[int]:
@@ -80,22 +76,23 @@ def _markers(tokens: Sequence[str], kinds: NDArray[Any], model_name: str) -> Mar
 
 def read(metadata: Mapping[str, Any]) -> tuple[Vocabulary, Encoder]:
     keys = _Keys(metadata)
-    model = keys.text("model")
+    model = keys.text("model", "")
     if model not in ("gpt2", "llama"):
-        raise KvarnError(f"tokenizer.ggml.model {model!r} is not implemented; there are gpt2, llama")
+        raise BadModel(f"tokenizer.ggml.model {model!r} is not implemented; there are gpt2, llama")
     is_spm = model == "llama"
-    pre = keys.text("pre", "default")
-    tokens = keys.array("tokens")
-    kinds = keys.numbers("token_type", np.int32, NORMAL)
-    markers = _markers(tokens, kinds, str(metadata.get("general.name") or ""))
+    pre = keys.text("pre", "") or "default"
+    tokens = keys.tokens
+    kinds = keys.numbers("token_type", np.int64, "iu", NORMAL)
+    name = Settings("the model", metadata, "general.").text("name", "")
+    markers = _markers(tokens, kinds, name)
     space_prefix = is_spm and keys.flag("add_space_prefix", True)
     encoder: Encoder
     if is_spm:
         unknown = keys.id("unknown", 0)
-        scores = keys.numbers("scores", np.float32, 0.0)
+        scores = keys.numbers("scores", np.float32, "iuf", 0.0)
         encoder = SentencePiece(tokens, scores, markers, space_prefix, -1 if unknown is None else unknown)
     else:
-        encoder = ByteLevel(tokens, keys.array("merges"), markers, pre)
+        encoder = ByteLevel(tokens, keys.texts("merges"), markers, pre)
     bos = keys.id("bos", 1 if is_spm else None)
     control = _ids(kinds, CONTROL, UNKNOWN)
     vocabulary = Vocabulary(
@@ -108,6 +105,6 @@ def read(metadata: Mapping[str, Any]) -> tuple[Vocabulary, Encoder]:
         eos_ids=end_ids(tokens, control, [keys.id("eos", 2 if is_spm else None), keys.id("eot"), keys.id("eom")]),
         add_bos=bos is not None and keys.flag("add_bos_token", is_spm or pre in IGNORE_MERGES),
         space_prefix="always" if space_prefix else "never",
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=Settings("the tokenizer", metadata, "tokenizer.").optional_text("chat_template"),
     )
     return vocabulary, encoder

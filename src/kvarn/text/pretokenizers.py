@@ -10,7 +10,7 @@ from functools import cache
 
 from tokenizers import Regex, pre_tokenizers
 
-from kvarn.errors import KvarnError
+from kvarn.errors import BadModel
 from kvarn.text.unicode151 import LETTERS, NUMBERS, PUNCTUATION
 
 # Both cases are listed, because (?i) would also match U+017F, the long s.
@@ -56,7 +56,7 @@ def _regex(pattern: str) -> Regex:
 
 def pretokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     if name not in PATTERNS:
-        raise KvarnError(
+        raise BadModel(
             f"pre-tokenizer {name!r} (tokenizer.ggml.pre) is not implemented; there are {', '.join(sorted(PATTERNS))}"
         )
     splits: list[pre_tokenizers.PreTokenizer] = [

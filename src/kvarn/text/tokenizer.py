@@ -13,6 +13,7 @@ from typing import Any
 
 from kvarn.text import from_folder, from_gguf
 from kvarn.text.encoders import Encoder
+from kvarn.text.quoting import NO_STAND_INS, StandIns
 from kvarn.text.token_bytes import TokenBytes
 from kvarn.text.vocabulary import Vocabulary
 
@@ -34,9 +35,12 @@ class Tokenizer:
         """From a model folder with tokenizer.json, in the format of the Hugging Face hub."""
         return cls(*from_folder.read(Path(path)))
 
-    def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
-        """`bos=None`: as the model defines it. BOS is not added if the text already begins with it."""
-        ids = self._encoder.encode(text, special)
+    def encode(
+        self, text: str, *, bos: bool | None = None, special: bool = False, stand_ins: StandIns = NO_STAND_INS
+    ) -> list[int]:
+        """`bos=None`: as the model defines it. BOS is not added if the text already begins with it. `stand_ins`: the
+        text was made from quoted texts (quoting.py)."""
+        ids = self._encoder.encode(text, special, stand_ins)
         add_bos = self.add_bos if bos is None else bos
         if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -57,6 +61,16 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._vocabulary.tokens)
+
+    @property
+    def control_texts(self) -> Sequence[str]:
+        """The texts that `encode` recognizes only if `special`."""
+        return self._encoder.control
+
+    @property
+    def plain_texts(self) -> Sequence[str]:
+        """The texts of tokens that `encode` recognizes as a whole in any text."""
+        return self._encoder.plain
 
     @property
     def bos_id(self) -> int | None:

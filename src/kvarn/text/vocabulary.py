@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvarn.errors import KvarnError
+from kvarn.errors import BadModel, KvarnError
 
 # These control tokens also end a turn, even if the model's end-of-sequence token is another one.
 END_OF_TURN = (
@@ -45,9 +45,9 @@ class Vocabulary:
     def __post_init__(self) -> None:
         for id in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):
             if not 0 <= id < len(self.tokens):
-                raise KvarnError(f"special token id {id} is outside the vocabulary of {len(self.tokens)} tokens")
+                raise BadModel(f"special token id {id} is outside the vocabulary of {len(self.tokens)} tokens")
         if self.add_bos and self.bos_id is None:
-            raise KvarnError("the model adds a BOS token but has none: set its bos_token_id or clear add_bos_token")
+            raise BadModel("the model adds a BOS token but has none: set its bos_token_id or clear add_bos_token")
 
     def check(self, id: int) -> int:
         if not 0 <= id < len(self.tokens):

@@ -10,10 +10,14 @@ from kvarn.backends.cpu.program import CpuProgram, load_program
 from kvarn.backends.host import HostMemory, memory_bytes
 from kvarn.backends.pool import make_pool
 from kvarn.cache.plan import Plan
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, OutOfMemory
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
+
+ORDINARY = 4096  # tokens of a step whose workspace fits every machine that can hold the model
+
+LARGEST_HEAD = 256  # kMaxHeadDim in native/view.hpp
 
 
 class Cpu:
@@ -41,12 +45,28 @@ class Cpu:
                     f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cpu backend wants them equal; "
                     "use --backend reference"
                 )
+            if spec.k_dim > LARGEST_HEAD:
+                raise KvarnError(f"heads of {spec.k_dim} numbers: the cpu backend has kernels up to {LARGEST_HEAD}")
         return HostMemory(plan, self.kernels, native.arena)  # in large pages: a tile of keys fills a small one
 
     def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> CpuProgram:
         program = load_program(checkpoint, graph, self.pool, progress)
+        if max_tokens > ORDINARY:
+            self._check_workspace(program, max_tokens)
         program.reserve(max_tokens)
         return program
+
+    def _check_workspace(self, program: CpuProgram, max_tokens: int) -> None:
+        sizes = []
+        for tokens in (64, 128):
+            program.reserve(tokens)
+            sizes.append(program.workspace)
+        wanted, memory = (sizes[1] - sizes[0]) * max_tokens // 64, self.memory_bytes
+        if memory is not None and wanted > memory:
+            raise OutOfMemory(
+                f"a step of {max_tokens} tokens would take {wanted / 2**30:.1f} GiB of workspace and this machine has "
+                f"{memory / 2**30:.1f} GiB of memory: lower the tokens of a step (-b)"
+            )
 
     def facts(self) -> dict[str, str]:
         return {"name": self.name, "isa": native.isa(), "order": native.sum_order()}

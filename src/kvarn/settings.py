@@ -1,20 +1,24 @@
 """A model's settings by name, read with the type and range that they must have.
 
-A GGUF header and a config.json are dictionaries from outside. A setting may be missing, null, of
-the wrong type, out of range, or a list with one value per layer. A setting that does not fit raises
-`BadModel`, which names the file and the setting.
-Non-goals: opening a file; knowing any setting (the family files, loading/).
+A GGUF header, a config.json and the files of a tokenizer are dictionaries from outside. A setting may be
+missing, null, of the wrong type, out of range, or a list with one value per layer. A setting that does
+not fit raises `BadModel`, which names the file and the setting.
+Non-goals: opening a file; knowing any setting (the family files, loading/, text/).
 """
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvarn.errors import BadModel
 
 _LARGEST = 1 << 40  # no count, size or context of a model comes near it
+_QUOTE = reprlib.Repr()  # quotes the beginning of a value, however large it is
+_QUOTE.maxstring = _QUOTE.maxother = 100
 
 
 class Settings:
@@ -32,10 +36,8 @@ class Settings:
         return value
 
     def bad(self, key: str, wanted: str) -> BadModel:
-        value = self.values.get(self.prefix + key)
-        return BadModel(
-            f"{self.where}: {self.prefix}{key} is {value!r}, not {wanted}; fetch or convert the model again"
-        )
+        value = _QUOTE.repr(self.values.get(self.prefix + key))
+        return BadModel(f"{self.where}: {self.prefix}{key} is {value}, not {wanted}; fetch or convert the model again")
 
     def missing(self, key: str) -> BadModel:
         return BadModel(f"{self.where} does not say {self.prefix}{key}; fetch or convert the model again")
@@ -79,15 +81,45 @@ class Settings:
             raise self.bad(key, "true or false")
         return value
 
-    def text(self, key: str, default: str | None = None) -> str:
+    def optional_text(self, key: str) -> str | None:
         value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.bad(key, "text")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.optional_text(key)
         if value is None:
             if default is None:
                 raise self.missing(key)
             return default
-        if not isinstance(value, str):
-            raise self.bad(key, "text")
         return value
+
+    def texts(self, key: str) -> list[str]:
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            raise self.missing(key)
+        found = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            raise self.bad(key, "a list of texts")
+        return found
+
+    def optional_numbers(self, key: str, count: int, kinds: str = "iuf") -> NDArray[Any] | None:
+        """`count` numbers. `kinds` are NumPy's letters of the allowed types."""
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            return None
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            raise self.bad(key, "a list of numbers") from None
+        if array.size and array.dtype.kind not in kinds:
+            raise self.bad(key, "a list of whole numbers" if "f" not in kinds else "a list of numbers")
+        if array.shape != (count,):
+            raise BadModel(
+                f"{self.where}: {self.prefix}{key} has the shape {array.shape}, not ({count},); convert the model again"
+            )
+        return array
 
     def inside(self, key: str) -> "Settings":
         """The settings of a nested dictionary. A missing dictionary has no settings."""
@@ -102,4 +134,5 @@ class Settings:
         """Raise unless the setting is missing or neutral: kvarn does not have what it asks for."""
         value = self.get(key)
         if value is not None and value not in neutral:
-            raise BadModel(f"{self.where}: {self.prefix}{key} is {value!r}: kvarn has no {what}; use another model")
+            shown = _QUOTE.repr(value)
+            raise BadModel(f"{self.where}: {self.prefix}{key} is {shown}: kvarn has no {what}; use another model")
