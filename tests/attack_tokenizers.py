@@ -24,7 +24,8 @@ from pathlib import Path
 from support.hostile_tokenizers import damage_folder, damage_gguf
 
 from kvarn.errors import BadModel, KvarnError
-from kvarn.text import ChatTemplate, Tokenizer
+from kvarn.text.chat import ChatTemplate
+from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.quoting import Quoting
 
 MEMORY = 1 << 30  # bytes of address space beyond what the process has at the start

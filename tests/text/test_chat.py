@@ -8,7 +8,7 @@ import pytest
 from support import models
 
 from kvarn.errors import KvarnError
-from kvarn.text import ChatTemplate
+from kvarn.text.chat import ChatTemplate
 
 MESSAGES = [
     {"role": "system", "content": 'Be <brief> & "kind".'},

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.hard_texts import hard_texts
 from support.vocabularies import bpe, spm
 
-from kvarn.text import Detokenizer, Tokenizer
+from kvarn.text.detokenizer import Detokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 WORDS = {"▁": -1, "a": -1, "▁a": -2, "▁▁": -3, "é": -1, "b": -1}
 TOKENIZERS = {

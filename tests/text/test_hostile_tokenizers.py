@@ -15,7 +15,7 @@ from support.tiny_files import Keys
 
 from kvarn.cli import main
 from kvarn.errors import BadModel, KvarnError
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 ATTACK = Path(__file__).parents[1] / "attack_tokenizers.py"
 

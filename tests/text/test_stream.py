@@ -2,7 +2,7 @@
 
 from support.vocabularies import bpe
 
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.stream import TextStream
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.vocabularies import bpe, control_ids, spm
 
 from kvarn.errors import KvarnError
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 
 def pieces(metadata: dict[str, Any], text: str, **options: Any) -> list[str]:

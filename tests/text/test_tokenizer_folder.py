@@ -12,7 +12,8 @@ from support.vocabularies import bpe
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
 from kvarn.errors import KvarnError
-from kvarn.text import Detokenizer, Tokenizer
+from kvarn.text.detokenizer import Detokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 TEXTS = [text for text in hard_texts(seed=3, count=500) if text.isascii()]
 

@@ -8,7 +8,7 @@ from support import golden_tokens, models
 from support.hard_texts import hard_texts
 from support.vocabularies import control_ids
 
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 NAMES = list(golden_tokens.MODELS)
 
