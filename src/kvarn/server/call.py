@@ -28,6 +28,8 @@ from kvarn.text.tokenizer import Tokenizer
 
 log = logging.getLogger("kvarn")
 
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+
 
 class Generation:
     def __init__(
@@ -137,6 +139,7 @@ class Answer(Response):
         self._generation = generation
         self._stream = stream
         self._reader_seconds = reader_seconds
+        self._begun = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,8 +164,7 @@ class Answer(Response):
             await response(scope, receive, send)
 
     async def _events(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        """The head goes with the first event. Until then the connection can find out whether its client has gone."""
         try:
             async for chunk in self._generation.chunks():
                 await self._event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
@@ -175,6 +177,9 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _event(self, send: Send, data: str) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
         message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
         # Not wait_for: it makes a task, and before Python 3.12 it loses a cancellation that comes as the send ends.
         async with asyncio.timeout(self._reader_seconds):
