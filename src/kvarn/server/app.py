@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from kvarn.engine.request import SamplingParams
 from kvarn.llm import LLM
@@ -20,6 +21,7 @@ from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation, fault
 from kvarn.server.metrics import CONTENT_TYPE, Metrics
 from kvarn.server.openapi import document
+from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
@@ -48,6 +50,7 @@ class Service:
         worker: Worker,
         reader_seconds: float = READER_SECONDS,
         body_seconds: float = BODY_SECONDS,
+        sites: Sites | None = None,
     ) -> None:
         self.llm = llm
         self.name = name
@@ -57,11 +60,12 @@ class Service:
         self._metrics = metrics
         self._reader_seconds = reader_seconds
         self._body_seconds = body_seconds
+        self._sites = sites or Sites()
         self._records = Records()
         self._prompts = Prompts(llm)
         self._openapi = document()
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         get: dict[str, Endpoint] = {
             "/v1/models": self.models,
             "/v1/models/{id:path}": self.model,
@@ -81,7 +85,7 @@ class Service:
         }
         routes = [Route(path, _guarded(endpoint), methods=["GET"]) for path, endpoint in get.items()]
         routes += [Route(path, _guarded(endpoint), methods=["POST"]) for path, endpoint in post.items()]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+        return OriginCheck(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), self._sites)
 
     # -- text ----------------------------------------------------------------------------------------------------
 

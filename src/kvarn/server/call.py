@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from kvarn.engine.explain import Explanation, to_json
+from kvarn.engine.explain import Explanation, to_json, without_texts
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.access import Caller
@@ -114,13 +114,14 @@ class Generation:
         return usage_of(list(self._ended.values()), self._n_tokens)
 
     def _record(self) -> dict[str, Any]:
-        """Store the explanation for the caller's key, and return it."""
+        """Store the explanation for the caller's key, and return it. What is stored may have less text."""
         self._explained = True
         each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {"id": self._reply.id, "created": self._reply.created, "model": self._reply.model}
-        explanation = {**head, **each[0]} if len(each) == 1 else {**head, "prompts": each}
-        self._records.add(self._reply.id, self._caller.owner, explanation)
-        return explanation
+        kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
+        told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
+        self._records.add(self._reply.id, self._caller.owner, stored)
+        return told
 
     def _quotable(self, explanation: Explanation) -> Explanation:
         """Without the tokens of the earlier text, if the caller may not see them."""
