@@ -79,6 +79,12 @@ def test_pipelined_requests_are_all_answered(server: Served) -> None:
     assert answer.endswith(b'{"status":"ok"}')
 
 
+def test_half_a_request_after_a_whole_one_is_no_request(server: Served) -> None:
+    one = request(TEXT, COMPLETION)
+    for half in (one[:20], one[:-5]):
+        assert closed(half_closed(server, one + half)).count(b"HTTP/1.1 200") == 1
+
+
 def test_half_a_request_is_no_request(server: Served) -> None:
     for sent in (b"", b"GET /hea", request(TEXT, COMPLETION)[:-5]):
         assert closed(half_closed(server, sent)) == b""

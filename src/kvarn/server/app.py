@@ -1,6 +1,5 @@
 """The HTTP endpoints: they parse a request, call the engine's thread or the cache, and format the answer."""
 
-import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -88,17 +87,17 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(caller, await self._bodies.parsed(request, protocol.chat_call))
+        return await self._generate(request, caller, await self._bodies.parsed(request, protocol.chat_call))
 
     async def completions(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(caller, await self._bodies.parsed(request, protocol.completion_call))
+        return await self._generate(request, caller, await self._bodies.parsed(request, protocol.completion_call))
 
-    async def _generate(self, caller: Caller, call: Call) -> Response:
+    async def _generate(self, request: Request, caller: Caller, call: Call) -> Response:
         self._check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submissions = await asyncio.to_thread(self._submissions, caller, call)
+        submissions = await self._bodies.compute(request, self._submissions, caller, call)
         reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes)
         generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
         try:
@@ -133,7 +132,7 @@ class Service:
         self._caller(request)
         body = await self._bodies.parsed(request, protocol.tokenize_call)
         self._check_model(body.get("model"))
-        tokens = await asyncio.to_thread(self._prompts.tokenize, body)
+        tokens = await self._bodies.compute(request, self._prompts.tokenize, body)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
@@ -141,7 +140,7 @@ class Service:
         body = await self._bodies.parsed(request, protocol.detokenize_call)
         self._check_model(body.get("model"))
         tokens = [int(token) for token in body["tokens"]]
-        return JSONResponse({"prompt": await asyncio.to_thread(self._prompts.text, tokens)})
+        return JSONResponse({"prompt": await self._bodies.compute(request, self._prompts.text, tokens)})
 
     # -- inspection ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -23,6 +23,7 @@ MOST_LARGE_BYTES = 4 * MOST_BYTES  # of all large bodies that are read or parsed
 BODY_SECONDS = 30.0  # a client must send the body in this time
 TRIM_SECONDS = 1.0  # after the last large body
 Parsed = TypeVar("Parsed")
+Result = TypeVar("Result")
 
 
 class ByteBudget:
@@ -65,12 +66,12 @@ class Bodies:
     def __init__(self, seconds: float = BODY_SECONDS, budget: int = MOST_LARGE_BYTES) -> None:
         self.budget = ByteBudget(budget)
         self._seconds = seconds
+        self._alone = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "kvarn-bodies")
         self._trimming: asyncio.TimerHandle | None = None
 
     async def parsed(self, request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
-        length = request.headers.get("content-length", "")
-        expected = int(length) if length.isdecimal() else MOST_BYTES
+        expected = _length(request)
         if expected > MOST_BYTES:
             raise _too_large()
         parts: list[bytes] = []
@@ -92,6 +93,16 @@ class Bodies:
         finally:
             if taken:
                 self.budget.give_back(taken)
+                self._trim_later()
+
+    async def compute(self, request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run what a request asks for on another thread. For large bodies, one at a time: texts become long lists."""
+        if _length(request) <= LARGE:
+            return await asyncio.to_thread(function, *arguments)
+        async with self._alone:
+            try:
+                return await asyncio.to_thread(function, *arguments)
+            finally:
                 self._trim_later()
 
     async def _take(self, n: int, limit: asyncio.Timeout) -> int:
@@ -135,6 +146,12 @@ def _parse(parse: Callable[[bytes], Parsed], parts: list[bytes]) -> Parsed:
     raw = b"".join(parts)
     parts.clear()
     return parse(raw)
+
+
+def _length(request: Request) -> int:
+    """Of the body; the most if it is not given."""
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else MOST_BYTES
 
 
 def _too_large() -> Refusal:

@@ -36,6 +36,7 @@ class Connection(H11Protocol):
         self._waiting: Waiting | None = Waiting.HEAD
         self._idle = False  # between an answer and the first byte of the next head
         self._ended = False  # a last answer was sent; whatever still arrives is discarded
+        self._framed: object = None  # the last request whose framing was checked
         self._half_closed = False  # the client sends no more, but may read
         self._deadline: asyncio.TimerHandle | None = None
         self._next_probe: asyncio.TimerHandle | None = None
@@ -96,7 +97,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._update()
-        if self._half_closed and not self._under_way:
+        if self._half_closed and (not self._under_way or self.cycle.more_body):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
@@ -145,6 +146,11 @@ class Connection(H11Protocol):
         """Find out what the connection waits for now, from uvicorn's state."""
         if self._ended or self.transport.is_closing():
             return
+        if self.cycle is not None and self.cycle is not self._framed:
+            self._framed = self.cycle
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+                self.send_400_response("")  # a proxy may see another end of this request
+                return
         if self.flow.write_paused:
             waiting: Waiting | None = Waiting.READER
         elif self._under_way:
