@@ -18,6 +18,7 @@ end of the data is the end of the request, unless the answer has begun.
 
 import asyncio
 import socket
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -101,14 +102,9 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What arrived is not HTTP. Answer it only if no other answer has begun."""
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # the application must not answer, too
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._end(Refusal(400, "this is not an HTTP/1.1 request that can be read"))
-        else:
-            self.transport.close()
+        """What arrived is not HTTP. After a complete request it does not matter: its answer ends the connection."""
+        if not self._under_way or self.cycle.more_body:
+            self._refuse_request()
 
     def shutdown(self) -> None:
         """The server stops. Only complete requests may go on."""
@@ -139,7 +135,9 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         if not self._begun:
-            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            self.transport.write(
+                self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")) or b""
+            )
         self._next_probe = self.loop.call_later(seconds, self._probe, min(2 * seconds, LAST_PROBE))
 
     def _update(self) -> None:
@@ -149,7 +147,7 @@ class Connection(H11Protocol):
         if self.cycle is not None and self.cycle is not self._framed:
             self._framed = self.cycle
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
-                self.send_400_response("")  # a proxy may see another end of this request
+                self._refuse_request()  # a proxy may see another end of this request
                 return
         if self.flow.write_paused:
             waiting: Waiting | None = Waiting.READER
@@ -168,6 +166,16 @@ class Connection(H11Protocol):
             if not self._idle:
                 self._expect_head()
 
+    def _refuse_request(self) -> None:
+        """Answer only if no other answer has begun."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # the application must not answer, too
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._end(Refusal(400, "this is not an HTTP/1.1 request that can be read"))
+        else:
+            self.transport.close()
+
     def _expect_head(self) -> None:
         self._cancel_deadline()
         self._deadline = self.loop.call_later(self._open_connections.limits.head_seconds, self.transport.close)
@@ -183,11 +191,14 @@ class Connection(H11Protocol):
         response = refusal.response()
         headers = [*response.raw_headers, (b"connection", b"close")]
         for event in (
-            h11.Response(status_code=refusal.status, headers=headers),
+            h11.Response(
+                status_code=refusal.status, headers=headers, reason=HTTPStatus(refusal.status).phrase.encode()
+            ),
             h11.Data(data=bytes(response.body)),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.write_eof()
+        self.flow.resume_reading()  # or the end of the client's data is not seen
         self._open_connections.waits(self, Waiting.HEAD)
         self._expect_head()
