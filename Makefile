@@ -12,7 +12,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test smoke check format bench bench-targets fuzz fuzz-attention sanitize soak clean
+.PHONY: run test smoke check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -69,6 +69,9 @@ $(SANE)/.installed: $(NATIVE) $(wildcard src/kvarn/*.py src/kvarn/*/*.py src/kva
 
 soak: $(STAMP)
 	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS)
+
+attack: $(STAMP)
+	@$(BIN)/python tests/attack_http.py --seed $(SEED)
 
 fuzz-attention: $(STAMP)
 	@$(BIN)/python tests/fuzz_attention.py --seed $(SEED) --cases $(CASES)

@@ -47,7 +47,7 @@ def body_of(rng: random.Random, kind: str) -> bytes:
 async def call(server: Served, kind: str, body: bytes, rng: random.Random) -> str:
     reader, writer = await asyncio.open_connection(server.host, server.port, limit=1 << 20)
     try:
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
         writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         if kind in ("cancel", "reset"):

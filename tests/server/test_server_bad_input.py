@@ -121,6 +121,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "a long invention": (TEXT, text(**{"x" * 9000: 0}), 400, "is not implemented here: leave it out"),
     # elsewhere
     "tokenize nothing": (TOKENIZE, {}, 400, "give prompt (a text) or messages"),
+    "tokenize 7 MB": (TOKENIZE, {"prompt": "a" * 7_000_000}, 400, "and the context holds 256: shorten the prompt"),
     "tokenize a number": (TOKENIZE, {"prompt": 5}, 400, "prompt is 5; it must be a string"),
     "detokenize a text": (DETOKENIZE, {"tokens": "abc"}, 400, 'tokens is "abc"; it must be an array'),
     "detokenize outside": (DETOKENIZE, {"tokens": [259]}, 400, "tokens has an id outside the vocabulary of 259"),

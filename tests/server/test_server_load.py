@@ -96,7 +96,7 @@ def test_the_connection_of_a_client_that_does_not_read_is_closed(model: Path) ->
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect((server.host, server.port))
         body = json.dumps(MANY | {"logprobs": 5, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         reader.sendall(head.encode() + body)
         server.until(lambda: server.cache()["sequences"])
         server.until_idle()

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,14 +120,32 @@ class Served:
             assert time.monotonic() < end, "it did not happen within a minute"
             time.sleep(0.01)
 
+    def raw(self, sent: bytes = b"", source: str = "") -> socket.socket:
+        """A plain connection that has sent these bytes."""
+        connection = socket.create_connection((self.host, self.port), 60, (source, 0) if source else None)
+        connection.sendall(sent)
+        return connection
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=60)
 
 
+def closed(connection: socket.socket) -> bytes:
+    """What arrives until the server closes the connection; fails after a minute."""
+    received = b""
+    with connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while piece := connection.recv(65536):
+            received += piece
+    return received
+
+
 @contextlib.contextmanager
-def serve(model: Path, *flags: str) -> Iterator[Served]:
+def serve(model: Path, *flags: str, files: int | None = None) -> Iterator[Served]:
+    """`files`: the limit of open files of the process."""
     command = [sys.executable, "-c", MAIN, "serve", "-m", str(model), "--port", "0", *flags]
+    if files is not None:
+        command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(files), *command]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -13,7 +13,9 @@ from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
+from kvarn.server.connection_limits import HEAD_SECONDS, limits_for, raise_file_limit
 from kvarn.server.metrics import Metrics
+from kvarn.server.origin import Sites
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
 
@@ -34,10 +36,7 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: %(default)s)")
-    parser.add_argument(
-        "--api-key", action="append", metavar="KEY", default=[], help=f"require this API key; repeatable (or {KEYS})"
-    )
-    parser.add_argument("--share-prefixes", action="store_true", help="share cached prefixes between API keys")
+    add_access_flags(parser.add_argument_group("access"))
     parser.add_argument("--alias", metavar="NAME", help="the model's name in requests (default: as given with -m)")
     for name, kind, default, what in (
         ("--queue", int, 256, "maximum requests that wait; further ones get status 429"),
@@ -51,6 +50,7 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
         ),
     ):
         parser.add_argument(name, type=kind, metavar="N", default=default, help=f"{what} (default: %(default)s)")
+    add_connection_flags(parser.add_argument_group("connections"))
     parser.add_argument(
         "--metrics-prefix",
         default="kvarn",
@@ -62,28 +62,55 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     parser.set_defaults(cache="paged")
 
 
+def add_access_flags(group: flags.Flags) -> None:
+    group.add_argument(
+        "--api-key", action="append", metavar="KEY", default=[], help=f"require this API key; repeatable (or {KEYS})"
+    )
+    group.add_argument("--share-prefixes", action="store_true", help="share cached prefixes between API keys")
+    quote = "without API keys: let explanations quote the texts of all clients to every client"
+    group.add_argument("--quote-texts", action="store_true", help=quote)
+    name = "answer to this host name, too; .NAME also allows all names below it, * allows all; repeatable"
+    group.add_argument("--allowed-host", action="append", metavar="NAME", default=[], help=name)
+    origin = "let web pages of this origin (https://NAME) use the server; * allows all; repeatable"
+    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", default=[], help=origin)
+
+
+def add_connection_flags(group: flags.Flags) -> None:
+    most = "maximum open connections (default: 8192, or fewer if the system's limit of open files is lower)"
+    group.add_argument("--max-connections", type=int, metavar="N", help=most)
+    each = "maximum open connections of one address (default: 7/8 of all)"
+    group.add_argument("--max-connections-per-address", type=int, metavar="N", help=each)
+    head = "close a connection if the head of its request takes longer (default: %(default)s)"
+    group.add_argument("--head-seconds", type=float, metavar="N", default=HEAD_SECONDS, help=head)
+
+
 def run(args: argparse.Namespace) -> None:
     logging.basicConfig(format="kvarn: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is said by us, in one line
     check(args)
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
-    access = Access(keys, args.share_prefixes)
+    access = Access(keys, args.share_prefixes, args.quote_texts)
+    limits = limits_for(raise_file_limit(), args.max_connections, args.max_connections_per_address, args.head_seconds)
     with listen(args.host, args.port, args.reader_seconds) as listening:
+        sites = Sites((args.host, listening.getsockname()[0]), args.allowed_host, args.cors_origin, bool(keys))
         llm = flags.load(args, args.trust_messages, max_waiting=args.queue, chunk_while_decoding=args.chunk)
         name = args.alias or Path(args.model).name or args.model
         metrics = Metrics(llm.engine, name, args.metrics_prefix)
-        service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds)
+        service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds, sites=sites)
 
         def started() -> None:
             print(summary(llm, name, address_of(listening), len(keys)), file=sys.stderr, flush=True)
 
-        serve(service, listening, args.drain_seconds, started)
+        serve(service, listening, limits, args.drain_seconds, started)
 
 
 def check(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= 65535:
         raise KvarnError(f"--port is {args.port}; it must be between 0 (a free one) and 65535")
     flags.at_least(1, queue=args.queue, chunk=args.chunk, reader_seconds=args.reader_seconds)
+    flags.at_least(1, max_connections=args.max_connections)
+    flags.at_least(1, max_connections_per_address=args.max_connections_per_address)
+    flags.at_least(0.1, head_seconds=args.head_seconds)
     flags.at_least(0, drain_seconds=args.drain_seconds)
     if not args.drain_seconds < 1e9:
         raise KvarnError(f"--drain-seconds is {args.drain_seconds}; give a number of seconds")

@@ -97,6 +97,16 @@ def _limit_to_json(e: Explanation, limit: ReuseLimit, spell: Spell) -> dict[str,
     return facts
 
 
+def without_texts(explanation: dict[str, Any]) -> dict[str, Any]:
+    """A result of `to_json` without text and tokens of the prompt. It must not quote the earlier text, either."""
+    ended = explanation["reuse_ended"]
+    if ended is None:
+        return explanation
+    assert "theirs" not in ended, "the summary quotes both texts"
+    facts = {name: fact for name, fact in ended.items() if name not in ("before", "ours")}
+    return {**explanation, "reuse_ended": facts}
+
+
 def in_words(e: Explanation, spell: Spell) -> str:
     """One sentence or two."""
     if e.limit is None:

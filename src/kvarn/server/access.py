@@ -3,6 +3,8 @@
 The salt is derived from the API key. A caller therefore cannot learn from an answer, or from its
 response time, what a caller with another key has sent. A salt in the request can restrict sharing, but
 never extend it to other keys. `share` gives all keys the same salt.
+
+Without keys all callers share prefixes and records, so no text is quoted unless `quote` allows it.
 """
 
 from collections.abc import Sequence
@@ -18,21 +20,25 @@ class Caller(NamedTuple):
     owner: bytes  # a hash of the key, for records
     salt: bytes
     quotes: bool  # whether explanations may quote an earlier text: only if it is the caller's own
+    keeps_text: bool = True  # whether records may quote the caller's text: only if nobody else can read them
 
     def salted(self, request_salt: str | None) -> bytes:
         return self.salt if request_salt is None else _digest(request_salt, self.salt)
 
 
 class Access:
-    def __init__(self, keys: Sequence[str], share: bool = False) -> None:
+    def __init__(self, keys: Sequence[str], share: bool = False, quote: bool = False) -> None:
         if not all(key.strip() and key.isascii() and key.isprintable() for key in keys):
             raise KvarnError("an API key is empty or has characters that a header cannot carry: use ASCII letters")
+        if keys and quote:
+            raise KvarnError("--quote-texts is for a server without API keys; a key is always quoted its own texts")
         self._owners = [_digest(key) for key in dict.fromkeys(keys)]
         self._share = share
+        self._quote = quote
 
     def caller(self, authorization: str | None) -> Caller:
         if not self._owners:
-            return Caller(b"", b"", quotes=True)
+            return Caller(b"", b"", quotes=self._quote, keeps_text=self._quote)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise Refusal(401, "give an API key: Authorization: Bearer KEY", code="missing_api_key")

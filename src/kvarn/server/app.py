@@ -1,25 +1,27 @@
 """The HTTP endpoints: they parse a request, call the engine's thread or the cache, and format the answer."""
 
-import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from kvarn.engine.request import SamplingParams
 from kvarn.llm import LLM
 from kvarn.server import protocol
 from kvarn.server.access import Access, Caller
+from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation, fault
 from kvarn.server.metrics import CONTENT_TYPE, Metrics
 from kvarn.server.openapi import document
+from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
@@ -29,13 +31,9 @@ from kvarn.server.worker import Submission, Worker
 
 log = logging.getLogger("kvarn")
 
-MOST_BYTES = 8 << 20  # of a request body
-LARGE = 1 << 16  # bytes; larger bodies are parsed on another thread
-BODY_SECONDS = 30.0  # a client must send the body in this time
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
 COMPLETION_TOKENS = 16  # OpenAI's default max_tokens of a completion; a chat may fill the context
 Endpoint = Callable[[Request], Awaitable[Response]]
-Parsed = TypeVar("Parsed")
 
 
 class Service:
@@ -48,6 +46,7 @@ class Service:
         worker: Worker,
         reader_seconds: float = READER_SECONDS,
         body_seconds: float = BODY_SECONDS,
+        sites: Sites | None = None,
     ) -> None:
         self.llm = llm
         self.name = name
@@ -56,12 +55,13 @@ class Service:
         self._access = access
         self._metrics = metrics
         self._reader_seconds = reader_seconds
-        self._body_seconds = body_seconds
+        self._bodies = Bodies(body_seconds)
+        self._sites = sites or Sites()
         self._records = Records()
         self._prompts = Prompts(llm)
         self._openapi = document()
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         get: dict[str, Endpoint] = {
             "/v1/models": self.models,
             "/v1/models/{id:path}": self.model,
@@ -81,23 +81,23 @@ class Service:
         }
         routes = [Route(path, _guarded(endpoint), methods=["GET"]) for path, endpoint in get.items()]
         routes += [Route(path, _guarded(endpoint), methods=["POST"]) for path, endpoint in post.items()]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+        return OriginCheck(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), self._sites)
 
     # -- text ----------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(caller, await self._parsed(request, protocol.chat_call))
+        return await self._generate(request, caller, await self._bodies.parsed(request, protocol.chat_call))
 
     async def completions(self, request: Request) -> Response:
         caller = self._caller(request)
-        return await self._generate(caller, await self._parsed(request, protocol.completion_call))
+        return await self._generate(request, caller, await self._bodies.parsed(request, protocol.completion_call))
 
-    async def _generate(self, caller: Caller, call: Call) -> Response:
+    async def _generate(self, request: Request, caller: Caller, call: Call) -> Response:
         self._check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submissions = await asyncio.to_thread(self._submissions, caller, call)
+        submissions = await self._bodies.compute(request, self._submissions, caller, call)
         reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes)
         generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
         try:
@@ -130,17 +130,17 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = await self._parsed(request, protocol.tokenize_call)
+        body = await self._bodies.parsed(request, protocol.tokenize_call)
         self._check_model(body.get("model"))
-        tokens = await asyncio.to_thread(self._prompts.tokenize, body)
+        tokens = await self._bodies.compute(request, self._prompts.tokenize, body)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = await self._parsed(request, protocol.detokenize_call)
+        body = await self._bodies.parsed(request, protocol.detokenize_call)
         self._check_model(body.get("model"))
         tokens = [int(token) for token in body["tokens"]]
-        return JSONResponse({"prompt": await asyncio.to_thread(self._prompts.text, tokens)})
+        return JSONResponse({"prompt": await self._bodies.compute(request, self._prompts.text, tokens)})
 
     # -- inspection ----------------------------------------------------------------------------------------------
 
@@ -186,11 +186,6 @@ class Service:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    async def _parsed(self, request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
-        """A large body is parsed on another thread, so that it does not delay other calls."""
-        raw = await _body(request, self._body_seconds)
-        return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
-
     def _caller(self, request: Request) -> Caller:
         return self._access.caller(request.headers.get("authorization"))
 
@@ -208,21 +203,6 @@ class Service:
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
-
-
-async def _body(request: Request, seconds: float) -> bytes:
-    """The whole body, with limits on its size and time."""
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > MOST_BYTES:
-                    raise Refusal(413, f"the body has more than {MOST_BYTES} bytes")
-                parts.append(part)
-    except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {seconds:g} s") from None
-    return b"".join(parts)
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from kvarn.engine.explain import Explanation, to_json
+from kvarn.engine.explain import Explanation, to_json, without_texts
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.access import Caller
@@ -27,6 +27,8 @@ from kvarn.server.worker import Submission, Worker
 from kvarn.text.tokenizer import Tokenizer
 
 log = logging.getLogger("kvarn")
+
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class Generation:
@@ -112,13 +114,14 @@ class Generation:
         return usage_of(list(self._ended.values()), self._n_tokens)
 
     def _record(self) -> dict[str, Any]:
-        """Store the explanation for the caller's key, and return it."""
+        """Store the explanation for the caller's key, and return it. What is stored may have less text."""
         self._explained = True
         each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {"id": self._reply.id, "created": self._reply.created, "model": self._reply.model}
-        explanation = {**head, **each[0]} if len(each) == 1 else {**head, "prompts": each}
-        self._records.add(self._reply.id, self._caller.owner, explanation)
-        return explanation
+        kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
+        told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
+        self._records.add(self._reply.id, self._caller.owner, stored)
+        return told
 
     def _quotable(self, explanation: Explanation) -> Explanation:
         """Without the tokens of the earlier text, if the caller may not see them."""
@@ -137,6 +140,7 @@ class Answer(Response):
         self._generation = generation
         self._stream = stream
         self._reader_seconds = reader_seconds
+        self._begun = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,8 +165,7 @@ class Answer(Response):
             await response(scope, receive, send)
 
     async def _events(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        """The head goes with the first event. Until then the connection can find out whether its client has gone."""
         try:
             async for chunk in self._generation.chunks():
                 await self._event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
@@ -175,6 +178,9 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _event(self, send: Send, data: str) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
         message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
         # Not wait_for: it makes a task, and before Python 3.12 it loses a cancellation that comes as the send ends.
         async with asyncio.timeout(self._reader_seconds):

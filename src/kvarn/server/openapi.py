@@ -14,6 +14,7 @@ ERROR: Schema = {
 STATUSES = {
     "400": "a field is wrong or not implemented; the message names it",
     "401": "the API key is missing, or is not one of this server's",
+    "403": "the host name or the web page is not allowed; the message names the flag that allows it",
     "404": "no such model, or no such request of this key",
     "413": "the body is too large",
     "429": "the queue is full: try again after the seconds in Retry-After",

@@ -8,6 +8,8 @@ from kvarn.llm import LLM
 from kvarn.server.refusal import Refusal
 from kvarn.text.tokenizer import Prompt
 
+LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
+
 
 class Prompts:
     def __init__(self, llm: LLM) -> None:
@@ -29,6 +31,8 @@ class Prompts:
         if "messages" in body:
             return self.chat(body["messages"])
         text = body.get("prompt", body.get("content", ""))
+        if len(text) > LONG_TEXT:
+            self._check_size(text)
         return self._tokenizer.encode(text, bos=None if body.get("add_special_tokens", True) else False)
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -14,6 +14,10 @@ from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, 
 from kvarn.server.schema import Schema, problem, show
 from kvarn.text.tokenizer import Prompt
 
+# Items take more memory than their text. Their separators are counted, also those in strings: a text with so many
+# would not fit into any context.
+MOST_CONTAINERS = 1 << 18  # { and [
+MOST_ITEMS = 1 << 20  # commas
 MOST_CHOICES = 128  # prompts times n of one call
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -79,6 +83,8 @@ def detokenize_call(raw: bytes) -> dict[str, Any]:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
+    if raw.count(b"{") + raw.count(b"[") > MOST_CONTAINERS or raw.count(b",") > MOST_ITEMS:
+        raise Refusal(400, f"the body has more than {MOST_ITEMS} items, or {MOST_CONTAINERS} objects and lists")
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
         if b"\\u" in raw:

@@ -9,11 +9,18 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 
 from kvarn.errors import KvarnError
+from kvarn.server.accepting import AcceptFailures
 from kvarn.server.app import Service
+from kvarn.server.connection import Connection
+from kvarn.server.connection_limits import ConnectionLimits, OpenConnections
+
+BACKLOG = 2048  # connections that wait in the system
+ACCEPTED_AT_ONCE = 16  # few, because room for them is made afterwards
 
 
 def listen(host: str, port: int, reader_seconds: float) -> socket.socket:
@@ -43,12 +50,14 @@ def address_of(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Uvicorn with our signal handlers, because its own raise the signals again after the shutdown."""
 
-    def __init__(self, service: Service, drain_seconds: float, started: Callable[[], None]) -> None:
+    def __init__(
+        self, service: Service, limits: ConnectionLimits, drain_seconds: float, started: Callable[[], None]
+    ) -> None:
         # Every install has h11 and asyncio. Naming them makes the server behave the same everywhere.
         super().__init__(
             uvicorn.Config(
                 service.app(),
-                http="h11",
+                http=partial(Connection, OpenConnections(limits)),  # type: ignore[arg-type] # it is only called
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -56,7 +65,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type] # fractions included
-                backlog=2048,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
         self._service = service
@@ -65,10 +74,13 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(AcceptFailures())
         self._service.worker.start(loop)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop, number)
         await super().startup(sockets=sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
         self._started()
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
@@ -83,8 +95,14 @@ class Server(uvicorn.Server):
         yield
 
 
-def serve(service: Service, listening: socket.socket, drain_seconds: float, started: Callable[[], None]) -> None:
-    server = Server(service, drain_seconds, started)
+def serve(
+    service: Service,
+    listening: socket.socket,
+    limits: ConnectionLimits,
+    drain_seconds: float,
+    started: Callable[[], None],
+) -> None:
+    server = Server(service, limits, drain_seconds, started)
     try:
         server.run(sockets=[listening])
     finally:
