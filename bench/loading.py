@@ -13,7 +13,7 @@ import numpy as np
 from kvarn.loading.encodings import ENCODINGS
 from kvarn.loading.gguf import GGUFFile
 from kvarn.loading.quants import READABLE, dequantize
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 ROWS, COLUMNS, TYPES = 1024, 4096, sorted(READABLE, key=lambda name: (len(name), name))
 

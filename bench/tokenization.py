@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import tokenizers
 
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog; 1,234 times, it's said.\n" * 15_000  # about 1 MB
 

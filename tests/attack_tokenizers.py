@@ -25,8 +25,8 @@ from support.hostile_tokenizers import damage_folder, damage_gguf
 
 from kvarn.errors import BadModel, KvarnError
 from kvarn.text.chat import ChatTemplate
-from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.quoting import Quoting
+from kvarn.text.tokenizer import Tokenizer
 
 MEMORY = 1 << 30  # bytes of address space beyond what the process has at the start
 SECONDS = 20  # of one case

@@ -161,9 +161,10 @@ class LLM:
     @cached_property
     def quotes(self) -> Quotes:
         """Quotes what `template` is given, so that only the template writes control tokens."""
+        strings = self.template.strings
         if self.trust_messages:
             return Unquoted()
-        return Quoting(self.tokenizer.control_texts, self.tokenizer.plain_texts, self.template.strings)
+        return Quoting(self.tokenizer.control_texts, self.tokenizer.plain_texts, strings)
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 

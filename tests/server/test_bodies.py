@@ -29,6 +29,10 @@ def sends(*parts: bytes) -> Callable[[], Awaitable[dict]]:
     return receive
 
 
+async def parsed(bodies: Bodies, asked: Request, parse: Callable[[bytes], object]) -> object:
+    return (await bodies.process(asked, parse, lambda result: None))[0]
+
+
 def test_who_does_not_fit_waits_in_order() -> None:
     async def play() -> None:
         budget, order = ByteBudget(10), []
@@ -89,14 +93,14 @@ def test_large_bodies_wait_for_each_other_and_small_ones_do_not() -> None:
             await more.wait()
             return {"type": "http.request", "body": b"x", "more_body": False}
 
-        first = asyncio.ensure_future(bodies.parsed(request(stalls, None), len))
+        first = asyncio.ensure_future(parsed(bodies, request(stalls, None), len))
         while not bodies.budget.used:
             await asyncio.sleep(0)
         assert bodies.budget.used == MOST_BYTES, "its length is not known"
         large = b"y" * (LARGE + 1)
-        second = asyncio.ensure_future(bodies.parsed(request(sends(large, large), 2 * len(large)), len))
-        assert await bodies.parsed(request(sends(b"small"), 5), len) == 5
-        assert await bodies.parsed(request(sends(b"z" * LARGE), None), len) == LARGE
+        second = asyncio.ensure_future(parsed(bodies, request(sends(large, large), 2 * len(large)), len))
+        assert await parsed(bodies, request(sends(b"small"), 5), len) == 5
+        assert await parsed(bodies, request(sends(b"z" * LARGE), None), len) == LARGE
         assert not second.done()
         more.set()
         assert await asyncio.wait_for(first, 60) == LARGE + 2
@@ -121,7 +125,7 @@ def test_large_bodies_are_parsed_one_at_a_time() -> None:
 
     async def play() -> None:
         bodies, large = Bodies(60), b"x" * (LARGE + 1)
-        calls = [bodies.parsed(request(sends(large), len(large)), parse) for _ in range(20)]
+        calls = [parsed(bodies, request(sends(large), len(large)), parse) for _ in range(20)]
         assert await asyncio.gather(*calls) == [len(large)] * 20
         assert bodies.budget.used == 0
 
@@ -134,12 +138,12 @@ def test_who_waits_too_long_is_refused() -> None:
         bodies, large = Bodies(0.05, MOST_BYTES), b"x" * (LARGE + 1)
         await bodies.budget.take(MOST_BYTES)
         with pytest.raises(Refusal, match="too many large bodies at the same time") as caught:
-            await bodies.parsed(request(sends(large, b""), len(large)), len)
+            await parsed(bodies, request(sends(large, b""), len(large)), len)
         assert (caught.value.status, caught.value.retry_after) == (503, 1)
         bodies.budget.give_back(MOST_BYTES)
-        assert await bodies.parsed(request(sends(large), len(large)), len) == len(large)
+        assert await parsed(bodies, request(sends(large), len(large)), len) == len(large)
         with pytest.raises(ZeroDivisionError):
-            await bodies.parsed(request(sends(large), len(large)), lambda raw: 1 // 0)
+            await parsed(bodies, request(sends(large), len(large)), lambda raw: 1 // 0)
         assert bodies.budget.used == 0
 
     asyncio.run(play())
@@ -148,7 +152,7 @@ def test_who_waits_too_long_is_refused() -> None:
 def test_a_length_that_is_too_large_is_refused_before_the_body() -> None:
     async def play() -> None:
         with pytest.raises(Refusal, match="the body has more than 8388608 bytes"):
-            await Bodies().parsed(request(sends(), MOST_BYTES + 1), len)
+            await parsed(Bodies(), request(sends(), MOST_BYTES + 1), len)
 
     asyncio.run(play())
 

@@ -60,11 +60,11 @@ async def until(reached: Callable[[], object]) -> None:
 
 def during(service: Service, play: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        service.worker.start(asyncio.get_running_loop())
+        service.start(asyncio.get_running_loop())
         try:
             await play()
         finally:
-            await asyncio.to_thread(service.worker.stop)
+            await asyncio.to_thread(service.stop)
 
     asyncio.run(main())
     if service.worker.fault is None:

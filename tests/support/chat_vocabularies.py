@@ -12,7 +12,7 @@ from support.chat_templates import CONTROL, PLAIN
 from support.vocabularies import bpe, spm
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 _MERGES = ("< |", "a b", "Ġ a", "> Ċ", "Ċ Ċ", "| >")
 _WORDS = {

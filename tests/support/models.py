@@ -15,7 +15,7 @@ import pytest
 from kvarn.errors import PullFailed
 from kvarn.loading.gguf import GGUFFile
 from kvarn.loading.pull import models_folder, resolve
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILES = {

@@ -84,11 +84,11 @@ class Served:
         finally:
             connection.close()
 
-    def post(self, body: dict, key: str | None = None) -> "Pending":
+    def post(self, body: dict, key: str | None = None, path: str = "/v1/completions") -> "Pending":
         """A request whose answer is not waited for."""
         connection = self.connection()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        connection.request("POST", "/v1/completions", json.dumps(body).encode(), headers)
+        connection.request("POST", path, json.dumps(body).encode(), headers)
         return Pending(connection)
 
     def start(self, body: dict, key: str | None = None) -> "Pending":

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 

@@ -2,8 +2,8 @@
 
 from support.vocabularies import bpe
 
-from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.stream import TextStream
+from kvarn.text.tokenizer import Tokenizer
 
 
 def pieces_of(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:

@@ -1,8 +1,10 @@
 """The HTTP endpoints: they parse a request, call the engine's thread or the cache, and format the answer."""
 
+import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -61,6 +63,15 @@ class Service:
         self._prompts = Prompts(llm)
         self._openapi = document()
 
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.worker.start(loop)
+        self._prompts.start()
+
+    def stop(self) -> None:
+        """Cancel all requests and end the engine's thread."""
+        self._prompts.close()
+        self.worker.stop()
+
     def app(self) -> ASGIApp:
         get: dict[str, Endpoint] = {
             "/v1/models": self.models,
@@ -86,18 +97,17 @@ class Service:
     # -- text ----------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        caller = self._caller(request)
-        return await self._generate(request, caller, await self._bodies.parsed(request, protocol.chat_call))
+        return await self._generate(request, protocol.chat_call)
 
     async def completions(self, request: Request) -> Response:
-        caller = self._caller(request)
-        return await self._generate(request, caller, await self._bodies.parsed(request, protocol.completion_call))
+        return await self._generate(request, protocol.completion_call)
 
-    async def _generate(self, request: Request, caller: Caller, call: Call) -> Response:
-        self._check_model(call.model)
-        if self.draining:
-            raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submissions = await self._bodies.compute(request, self._submissions, caller, call)
+    async def _generate(self, request: Request, parse: Callable[[bytes], Call]) -> Response:
+        caller = self._caller(request)
+        compute = partial(self._submissions, caller)
+        call, submissions = await self._bodies.process(
+            request, parse, compute, lambda call: self._prompts.threads if call.chat else None
+        )
         reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes)
         generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
         try:
@@ -107,6 +117,9 @@ class Service:
         return Answer(generation, call.stream, self._reader_seconds)
 
     def _submissions(self, caller: Caller, call: Call) -> list[Submission]:
+        self._check_model(call.model)
+        if self.draining:
+            raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         salt = caller.salted(call.cache_salt)
         prompts = [self._prompts.chat(call.messages)] if call.chat else [self._prompts.plain(p) for p in call.prompts]
         return [self._submission(prompt, call, salt) for prompt in prompts]
@@ -130,17 +143,26 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = await self._bodies.parsed(request, protocol.tokenize_call)
-        self._check_model(body.get("model"))
-        tokens = await self._bodies.compute(request, self._prompts.tokenize, body)
+        _, tokens = await self._bodies.process(
+            request,
+            protocol.tokenize_call,
+            self._tokens,
+            lambda body: self._prompts.threads if "messages" in body else None,
+        )
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self._caller(request)
-        body = await self._bodies.parsed(request, protocol.detokenize_call)
+        _, text = await self._bodies.process(request, protocol.detokenize_call, self._text)
+        return JSONResponse({"prompt": text})
+
+    def _tokens(self, body: dict[str, Any]) -> list[int]:
         self._check_model(body.get("model"))
-        tokens = [int(token) for token in body["tokens"]]
-        return JSONResponse({"prompt": await self._bodies.compute(request, self._prompts.text, tokens)})
+        return self._prompts.tokenize(body)
+
+    def _text(self, body: dict[str, Any]) -> str:
+        self._check_model(body.get("model"))
+        return self._prompts.text([int(token) for token in body["tokens"]])
 
     # -- inspection ----------------------------------------------------------------------------------------------
 

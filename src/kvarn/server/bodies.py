@@ -1,17 +1,18 @@
-"""Request bodies: read with limits on size, time and memory, and parsed.
+"""Request bodies: read with limits on size, time and memory, parsed, and computed with.
 
 A parsed body can take thirty times its size, so large bodies are parsed one at a time, on a thread of their
-own. They wait for each other before they are read: a budget limits the bytes of large bodies in memory. Small
-bodies never wait. Some time after the last large body, free memory goes back to the system, because the
-allocator keeps it otherwise.
+own, and so are the token ids of their texts. They wait for each other before they are read: a budget limits
+the bytes of large bodies in memory. Small bodies never wait. Some time after the last large body, free memory
+goes back to the system, because the allocator keeps it otherwise.
 """
 
 import asyncio
 import ctypes
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -70,39 +71,47 @@ class Bodies:
         self._thread = ThreadPoolExecutor(1, "kvarn-bodies")
         self._trimming: asyncio.TimerHandle | None = None
 
-    async def parsed(self, request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+    async def process(
+        self,
+        request: Request,
+        parse: Callable[[bytes], Parsed],
+        compute: Callable[[Parsed], Result],
+        threads: Callable[[Parsed], Executor | None] = lambda parsed: None,
+    ) -> tuple[Parsed, Result]:
+        """The parsed body, and what `compute` makes of it on one of `threads(parsed)` (None: asyncio's)."""
+        loop = asyncio.get_running_loop()
+        async with self._received(request) as (parts, large):
+            if not large:
+                parsed = parse(b"".join(parts))
+                return parsed, await loop.run_in_executor(threads(parsed), compute, parsed)
+            parsed = await loop.run_in_executor(self._thread, _parse, parse, parts)
+            async with self._alone:
+                return parsed, await loop.run_in_executor(threads(parsed), compute, parsed)
+
+    @asynccontextmanager
+    async def _received(self, request: Request) -> AsyncIterator[tuple[list[bytes], bool]]:
+        """The parts of the body, and whether it is large. A large body is in the budget until the end of the block."""
         expected = _length(request)
         if expected > MOST_BYTES:
             raise _too_large()
         parts: list[bytes] = []
         size = taken = 0
         try:
-            async with asyncio.timeout(self._seconds) as limit:
-                async for part in request.stream():
-                    parts.append(part)
-                    size += len(part)
-                    if size > MOST_BYTES:
-                        raise _too_large()
-                    if size > LARGE and not taken:
-                        taken = await self._take(max(expected, size), limit)
-            if not taken:
-                return parse(b"".join(parts))
-            return await asyncio.get_running_loop().run_in_executor(self._thread, _parse, parse, parts)
-        except TimeoutError:
-            raise Refusal(408, f"the body did not arrive within {self._seconds:g} s") from None
+            try:
+                async with asyncio.timeout(self._seconds) as limit:
+                    async for part in request.stream():
+                        parts.append(part)
+                        size += len(part)
+                        if size > MOST_BYTES:
+                            raise _too_large()
+                        if size > LARGE and not taken:
+                            taken = await self._take(max(expected, size), limit)
+            except TimeoutError:
+                raise Refusal(408, f"the body did not arrive within {self._seconds:g} s") from None
+            yield parts, bool(taken)
         finally:
             if taken:
                 self.budget.give_back(taken)
-                self._trim_later()
-
-    async def compute(self, request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Run what a request asks for on another thread. For large bodies, one at a time: texts become long lists."""
-        if _length(request) <= LARGE:
-            return await asyncio.to_thread(function, *arguments)
-        async with self._alone:
-            try:
-                return await asyncio.to_thread(function, *arguments)
-            finally:
                 self._trim_later()
 
     async def _take(self, n: int, limit: asyncio.Timeout) -> int:

@@ -1,11 +1,17 @@
-"""Turns texts and conversations into token ids, and checks token ids. Never called on the engine's thread."""
+"""Turns texts and conversations into token ids, and checks token ids. Never called on the engine's thread.
+
+Chat templates run in a child process (templates.py). Conversations have threads of their own, so that a
+slow template delays no other request.
+"""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 from kvarn.llm import LLM
 from kvarn.server.refusal import Refusal
+from kvarn.server.templates import TemplateProcess
 from kvarn.text.tokenizer import Prompt
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
@@ -13,8 +19,19 @@ LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could f
 
 class Prompts:
     def __init__(self, llm: LLM) -> None:
-        self._tokenizer = llm.tokenizer
+        self.threads = ThreadPoolExecutor(4, "kvarn-chats")  # for conversations
+        self._tokenizer = tokenizer = llm.tokenizer
         self._llm = llm
+        self._template = TemplateProcess(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
+
+    def start(self) -> None:
+        """Start the process for templates, so that the first conversation need not wait for it."""
+        if self._tokenizer.chat_template:
+            self._template.start()
+
+    def close(self) -> None:
+        self._template.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
     def plain(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
@@ -25,7 +42,10 @@ class Prompts:
 
     def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         self._check_size("".join(message["content"] for message in messages))
-        return self._llm.render(messages)
+        quoted = self._llm.quotes.quote(messages)  # also refuses a template that is wrong, or none
+        text = self._template.render(quoted.values)
+        self._check_size(text)
+        return self._tokenizer.encode(text, special=True, stand_ins=quoted.stand_ins)
 
     def tokenize(self, body: dict[str, Any]) -> list[int]:
         if "messages" in body:

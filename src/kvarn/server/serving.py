@@ -1,13 +1,17 @@
 """Runs the service: the socket, uvicorn, signals and the shutdown.
 
 After SIGTERM or SIGINT the server accepts no new connections and requests. Running requests may finish
-within the drain time; then they are cancelled. A second SIGINT cancels them at once.
+within the drain time; then they are cancelled. A second SIGINT cancels them at once. If a thread still
+computes some seconds after that, the process ends without waiting for it.
 """
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -19,6 +23,8 @@ from kvarn.server.app import Service
 from kvarn.server.connection import Connection
 from kvarn.server.connection_limits import ConnectionLimits, OpenConnections
 
+log = logging.getLogger("kvarn")
+GRACE_SECONDS = 10.0  # beyond the drain time; a step of a large model may take some
 BACKLOG = 2048  # connections that wait in the system
 ACCEPTED_AT_ONCE = 16  # few, because room for them is made afterwards
 
@@ -69,13 +75,14 @@ class Server(uvicorn.Server):
             )
         )
         self._service = service
+        self._drain_seconds = drain_seconds
         self._started = started
         self._interrupts = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(AcceptFailures())
-        self._service.worker.start(loop)
+        self._service.start(loop)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop, number)
         await super().startup(sockets=sockets)
@@ -84,6 +91,10 @@ class Server(uvicorn.Server):
         self._started()
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
+        if not self._service.draining:
+            watchdog = threading.Timer(self._drain_seconds + GRACE_SECONDS, _end_process)
+            watchdog.daemon = True
+            watchdog.start()
         self._service.draining = True
         self.should_exit = True
         self._interrupts += number == signal.SIGINT
@@ -93,6 +104,11 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # overrides uvicorn's
         yield
+
+
+def _end_process() -> None:
+    log.error("the server did not stop %g s after its drain time: it ends now", GRACE_SECONDS)
+    os._exit(1)
 
 
 def serve(
@@ -106,5 +122,5 @@ def serve(
     try:
         server.run(sockets=[listening])
     finally:
-        service.worker.stop()
+        service.stop()
         listening.close()

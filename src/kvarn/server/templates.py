@@ -21,6 +21,7 @@ from kvarn.text.chat import ChatTemplate
 
 SECONDS = 5.0  # of processor time for one conversation; templates of published models take milliseconds
 BYTES = 1 << 30  # of address space, beyond what the child has when it starts
+Child = subprocess.Popen[bytes]
 MOST_TEXT = 64 << 20  # bytes of a rendered conversation; requests have at most 8 MiB
 
 
@@ -30,7 +31,7 @@ class TemplateProcess:
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "", seconds: float = SECONDS) -> None:
         self._arguments = [source, bos_token, eos_token, seconds]
         self._seconds = seconds
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._lock = Lock()
         self._closed = False
 
@@ -43,45 +44,47 @@ class TemplateProcess:
         with self._lock:
             child = self._running()
             try:
-                return self._answer(child, [messages, variables])
+                _write(_pipe(child.stdin), [messages, variables])
+                text, error = _read(_pipe(child.stdout), MOST_TEXT)
             except (OSError, EOFError, struct.error):
                 raise KvarnError(self._why_it_ended(child)) from None
             except BaseException:  # its next answer would be the one to this call
                 self._end(child)
                 raise
+        if error is not None:
+            raise KvarnError(error)
+        return str(text)
 
     def close(self) -> None:
-        """End the child, and the call under way with an error. Does not wait for the lock."""
+        """End the child, and with it the call under way. Later calls raise an error."""
         self._closed = True
         if (child := self._child) is not None:
             child.kill()
+        with self._lock:  # the call under way ends with the child
+            if self._child is not None:
+                self._end(self._child)
 
-    def _running(self) -> "subprocess.Popen[bytes]":
+    def _running(self) -> Child:
+        if self._closed:
+            raise KvarnError("the server is stopping")
         if self._child is None:
             command = [sys.executable, "-m", "kvarn.server.templates"]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, close_fds=True
             )
-            if self._closed:
-                self._child.kill()
             _write(_pipe(self._child.stdin), self._arguments)
         return self._child
 
-    def _answer(self, child: "subprocess.Popen[bytes]", call: Any) -> str:
-        _write(_pipe(child.stdin), call)
-        text, error = _read(_pipe(child.stdout), MOST_TEXT)
-        if error is not None:
-            raise _Refused(error)
-        return str(text)
-
-    def _why_it_ended(self, child: "subprocess.Popen[bytes]") -> str:
+    def _why_it_ended(self, child: Child) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)  # its pipe is closed before it has ended
         self._end(child)
         if child.returncode == -signal.SIGPROF:
             return f"the chat template took more than {self._seconds:g} s on these messages: use another model"
         return "the chat template ended its process on these messages: use another model"
 
-    def _end(self, child: "subprocess.Popen[bytes]") -> None:
-        child.kill() if child.poll() is None else None
+    def _end(self, child: Child) -> None:
+        child.kill()
         child.wait()
         for pipe in (child.stdin, child.stdout):
             with contextlib.suppress(OSError):
@@ -89,18 +92,18 @@ class TemplateProcess:
         self._child = None
 
 
-def _pipe(pipe: "IO[bytes] | None") -> "IO[bytes]":
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None
     return pipe
 
 
-def _write(pipe: "IO[bytes]", value: Any) -> None:
+def _write(pipe: IO[bytes], value: Any) -> None:
     raw = json.dumps(value).encode()
     pipe.write(struct.pack("<Q", len(raw)) + raw)
     pipe.flush()
 
 
-def _read(pipe: "IO[bytes]", most: int) -> Any:
+def _read(pipe: IO[bytes], most: int) -> Any:
     (length,) = struct.unpack("<Q", pipe.read(8))
     if length > most:
         raise KvarnError(f"the chat template wrote {length} bytes; the limit is {most}")
@@ -123,15 +126,15 @@ def _main() -> None:
         except (EOFError, struct.error):
             return
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+        text, problem = None, None
         try:
-            template = ChatTemplate(source, bos_token, eos_token)
-            answer = (template.render(messages, **variables), None)
+            text = ChatTemplate(source, bos_token, eos_token).render(messages, **variables)
         except KvarnError as error:
-            answer = (None, str(error))
+            problem = str(error)
         except MemoryError:
-            answer = (None, f"the chat template needs more than {BYTES >> 20} MiB on these messages: use another model")
+            problem = f"the chat template needs more than {BYTES >> 20} MiB on these messages: use another model"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(writing, answer)
+        _write(writing, [text, problem])
 
 
 def _limit_memory() -> None:
