@@ -57,6 +57,9 @@ class PackedMatrix:
 def pack(
     pool: Pool, type: str, rows: NDArray[np.uint8], cols: int, grid: NDArray[np.int8] | None = None
 ) -> PackedMatrix: ...
+def pack_file(
+    pool: Pool, type: str, file: int, offset: int, rows: int, cols: int, grid: NDArray[np.int8] | None = None
+) -> PackedMatrix: ...
 
 class CacheView:
     def __init__(self) -> None: ...

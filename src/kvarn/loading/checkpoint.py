@@ -2,20 +2,22 @@
 
 `open_checkpoint` takes a GGUF file or a Hugging Face folder and checks all of it, so no tensor is
 found missing later. `tensor` gives float32. `encoded` gives the stored bytes, for backends that
-multiply without widening. A checkpoint does not keep loaded tensors; the caller does.
+multiply without widening, and `in_file` says where they are, if they can be taken as they are. A
+checkpoint does not keep loaded tensors; the caller does.
 Non-goals: fetching (pull.py); names of tensors (tensors.py); tokenizers.
 """
 
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from kvarn.arrays import Bytes, Floats
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import ENCODINGS, TensorInfo
+from kvarn.loading.file_bytes import FileBytes
 from kvarn.loading.gguf import GGUFFile
 from kvarn.loading.gguf_config import gguf_config
 from kvarn.loading.hf_config import hf_config, hf_family
@@ -33,12 +35,20 @@ class Source(Protocol):
     def path(self) -> Path: ...
     @property
     def tensors(self) -> dict[str, TensorInfo]: ...
-    def raw(self, name: str) -> Bytes: ...
+    def file(self, name: str) -> FileBytes: ...
+
+
+class InFile(NamedTuple):
+    """A canonical tensor whose bytes are consecutive in a file."""
+
+    file: FileBytes
+    info: TensorInfo
+    n_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A canonical tensor's bytes; a view of the file unless its rows had to be moved."""
+    """A canonical tensor's bytes."""
 
     type: str
     shape: tuple[int, ...]
@@ -63,44 +73,45 @@ class Checkpoint:
         self._pieces = pieces
         self.infos: list[TensorInfo] = [self._info(name, piece) for name, piece in pieces.items()]
         self.shapes = {info.name: info.shape for info in self.infos}
+        self._info_of = {info.name: info for info in self.infos}
 
     def has(self, name: str) -> bool:
         """A model without `output.weight` uses its embedding instead."""
         return name in self._pieces
 
     def tensor(self, name: str) -> Floats:
-        piece = self._piece(name)
-        stored = self._stored(piece)
+        piece, stored = self._piece(name), self._stored(name)
         numbers = dequantize(stored.rows, stored.type, stored.shape)
         if piece.plus:
             numbers += np.float32(piece.plus)
         return numbers
 
     def encoded(self, name: str) -> Encoded:
-        piece = self._piece(name)
-        if not piece.plus:
-            return self._stored(piece)
+        if not self._piece(name).plus:
+            return self._stored(name)
         numbers = self.tensor(name)
         return Encoded("F32", numbers.shape, numbers.reshape(-1, numbers.shape[-1]).view(np.uint8))
+
+    def in_file(self, name: str) -> InFile | None:
+        """None: its rows must be moved, or its numbers changed."""
+        piece, info = self._piece(name), self._info_of[name]
+        if piece.plus or piece.n_paired_heads:
+            return None
+        n_rows = info.nbytes // ENCODINGS[info.type].row_bytes(info.shape[-1])
+        return InFile(self._source.file(piece.source), info, n_rows)
 
     def _piece(self, name: str) -> TensorPiece:
         if name not in self._pieces:
             raise BadModel(f"{self.path} has no tensor {name}; ask `has` first for those that a model may lack")
         return self._pieces[name]
 
-    def _stored(self, piece: TensorPiece) -> Encoded:
-        info, shape = self._source.tensors[piece.source], piece.shape
-        encoding = ENCODINGS[info.type]
-        raw = self._source.raw(piece.source)
-        if piece.rows is None and not piece.n_paired_heads:
-            return Encoded(info.type, shape, raw.reshape(-1, encoding.row_bytes(shape[-1])))
-        # The elements of a vector are its rows here: a bias is cut and moved like its weights.
-        rows = raw.reshape(info.shape[0], -1)
-        if piece.rows is not None:
-            rows = rows[piece.rows.start : piece.rows.stop]
-        if piece.n_paired_heads:
+    def _stored(self, name: str) -> Encoded:
+        piece, info = self._pieces[name], self._info_of[name]
+        rows = self._source.file(piece.source).read(info.offset, info.offset + info.nbytes)
+        if piece.n_paired_heads:  # the elements of a vector are its rows here: a bias is moved like its weights
+            rows = rows.reshape(info.shape[0], -1)
             rows = rows[_halves_from_pairs(piece.n_paired_heads, self.config.head_dim, self.config.rope.dim)]
-        return Encoded(info.type, shape, rows.reshape(-1, encoding.row_bytes(shape[-1])))
+        return Encoded(info.type, info.shape, rows.reshape(-1, ENCODINGS[info.type].row_bytes(info.shape[-1])))
 
     def _info(self, name: str, piece: TensorPiece) -> TensorInfo:
         info, shape = self._source.tensors[piece.source], piece.shape
@@ -110,8 +121,10 @@ class Checkpoint:
             )
         if ENCODINGS[info.type].block_size > 1 and len(shape) == 1 and (piece.rows or piece.n_paired_heads):
             raise BadModel(f"{self.path}: tensor {info.name} is {info.type}, and a bias may not be; convert it to F32")
+        if piece.rows is None:
+            return TensorInfo(name, info.type, shape, info.offset, info.nbytes)
         row = info.nbytes // info.shape[0]
-        start, stop, _ = piece.rows or (0, info.shape[0], info.shape[0])
+        start, stop, _ = piece.rows
         return TensorInfo(name, info.type, shape, info.offset + start * row, (stop - start) * row)
 
 

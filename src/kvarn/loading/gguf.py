@@ -1,4 +1,4 @@
-"""GGUF files, version 2 and 3, little endian: metadata as Python values, tensors as views of the mapped file.
+"""GGUF files, version 2 and 3, little endian: metadata as Python values, tensors as bytes.
 
     magic "GGUF" | version u32 | n_tensors u64 | n_keys u64
     n_keys    x  ( key string | value type u32 | value )               string: length u64, bytes
@@ -10,10 +10,9 @@ are left in the file. So the memory stays in proportion to the file. Every fault
 one-line message. Arrays of numbers become NumPy arrays; arrays of strings and of arrays become lists.
 Text must be valid UTF-8: vocabularies write raw bytes as "<0xFF>" or with other characters, so invalid
 UTF-8 means a damaged file.
-Non-goals: writing; version 1; big endian; files that shrink while they are open.
+Non-goals: writing; version 1; big endian.
 """
 
-import mmap
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from kvarn.arrays import Bytes
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import BY_ID, TensorInfo
+from kvarn.loading.file_bytes import FileBytes
 
 _U32, _U64 = Struct("<I"), Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -45,6 +45,7 @@ _SMALLEST = {_BOOL: 1, _STRING: 8, _ARRAY: 12} | {kind: number.size for kind, (n
 _MAX_DEPTH = 4  # arrays in arrays; no model in use has any
 _MAX_NAME = 65535  # bytes of a key or of a tensor's name
 _MAX_DIMS = 4
+_FIRST_READ = 1 << 20  # bytes of the header; it doubles
 _ALIGNMENT = 32  # unless the file says otherwise
 
 
@@ -57,17 +58,26 @@ class _Damage(Exception):
 
 
 class _Header:
-    """A cursor over the mapped file; each method reads one thing and moves on."""
+    """A cursor over the file; each method reads one thing and moves on."""
 
-    def __init__(self, buffer: mmap.mmap) -> None:
-        self.buffer = buffer
-        self.size = len(buffer)
+    def __init__(self, file: FileBytes) -> None:
+        self.buffer = b""  # the beginning of the file, as far as it was needed
+        self.size = file.size
         self.pos = 0
+        self._file = file
 
     def need(self, n_bytes: int, what: str) -> None:
         if n_bytes > self.size - self.pos:
             left = self.size - self.pos
             raise _Damage(f"is cut short or damaged: {what} needs {n_bytes} bytes at {self.pos} and {left} are left")
+        self.load(self.pos + n_bytes)
+
+    def load(self, end: int) -> bytes:
+        """The buffer, with all bytes before `end` that the file has."""
+        have = len(self.buffer)
+        if end > have:
+            self.buffer += self._file.read(have, min(max(end, 2 * have, _FIRST_READ), self.size)).tobytes()
+        return self.buffer
 
     def number(self, form: Struct, what: str) -> Any:
         self.need(form.size, what)
@@ -126,14 +136,14 @@ class _Header:
 
     def strings(self, count: int, key: str) -> list[str]:
         """The vocabulary, hundreds of thousands of strings: one loop without calls to our own methods."""
-        buffer, pos, size, length_at, found = self.buffer, self.pos, self.size, _U64.unpack_from, []
+        buffer, pos, length_at, found = self.buffer, self.pos, _U64.unpack_from, []
         try:
             for _ in range(count):
                 start = pos + 8
-                if start > size:
+                if start > len(buffer) and start > len(buffer := self.load(start)):
                     break
                 pos = start + length_at(buffer, pos)[0]
-                if pos > size:
+                if pos > len(buffer) and (pos > self.size or pos > len(buffer := self.load(pos))):
                     break
                 found.append(str(buffer[start:pos], "utf-8"))
         except UnicodeDecodeError as e:
@@ -164,26 +174,25 @@ class _Header:
 
 
 class GGUFFile:
-    """`metadata` by key, `tensors` by name, and `raw(name)`, the bytes of a tensor where they lie."""
+    """`metadata` by key, `tensors` by name, and `raw(name)`, the bytes of a tensor."""
 
-    def __init__(self, path: Path, buffer: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+    def __init__(self, path: Path, file: FileBytes, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
-        self._bytes = np.frombuffer(buffer, np.uint8)
+        self._file = file
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> "GGUFFile":
         path = Path(path)
         try:
-            with path.open("rb") as file:
-                if path.stat().st_size == 0:
-                    raise _Damage("is empty")
-                buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            header = _Header(buffer)
+            file = FileBytes(path)
+            if file.size == 0:
+                raise _Damage("is empty")
+            header = _Header(file)
             n_tensors, n_keys = _counts(header)
             metadata = _metadata(header, n_keys)
-            return cls(path, buffer, metadata, _tensors(header, n_tensors, _alignment(metadata)))
+            return cls(path, file, metadata, _tensors(header, n_tensors, _alignment(metadata)))
         except _Damage as e:
             raise BadModel(f"{path} {e}; {e.remedy}") from None
         except OSError as e:
@@ -193,11 +202,15 @@ class GGUFFile:
         info = self.tensors.get(name)
         if info is None:
             raise BadModel(f"{self.path} has no tensor {name}; ask for one of `tensors`")
-        return self._bytes[info.offset : info.offset + info.nbytes]
+        return self._file.read(info.offset, info.offset + info.nbytes)
+
+    def file(self, name: str) -> FileBytes:
+        """The file that has the tensor, at its offset."""
+        return self._file
 
 
 def _counts(header: _Header) -> tuple[int, int]:
-    magic = header.buffer[:4]
+    magic = header.load(4)[:4]
     if magic != b"GGUF":
         raise _Damage(f"is not a GGUF file: it begins with {magic!r}", "give a .gguf file or a folder with config.json")
     header.pos = 4

@@ -1,23 +1,20 @@
 """A folder as on the Hugging Face hub: config.json and model.safetensors, or an index and its shards.
 
 The `safetensors` package checks the header of each file (offsets in order, no holes, nothing past the
-end). It cannot return bf16 to NumPy. So kvarn maps the file and reads the bytes at the offsets of the
-checked header. This also avoids a copy.
-Non-goals: names and settings (tensors.py, hf_config.py), pickled weights, files that shrink while they are open.
+end). It cannot return bf16 to NumPy. So kvarn reads the bytes at the offsets of the checked header.
+Non-goals: names and settings (tensors.py, hf_config.py), pickled weights.
 """
 
 import json
-import mmap
 from os import PathLike
 from pathlib import Path
 from struct import unpack
 from typing import Any
 
-import numpy as np
-
 from kvarn.arrays import Bytes, Floats
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import TensorInfo
+from kvarn.loading.file_bytes import FileBytes
 from kvarn.loading.quants import dequantize
 
 _SINGLE = "model.safetensors"
@@ -29,32 +26,36 @@ class SafetensorsFolder:
     """`config` as it stands in the file, `tensors` by the names they are stored under, `raw` and `load`."""
 
     def __init__(
-        self, path: Path, config: dict[str, Any], tensors: dict[str, TensorInfo], bytes_of: dict[str, Bytes]
+        self, path: Path, config: dict[str, Any], tensors: dict[str, TensorInfo], files: dict[str, FileBytes]
     ) -> None:
         self.path = path
         self.config = config
         self.tensors = tensors
-        self._bytes_of = bytes_of  # each tensor's file
+        self._files = files  # by the tensor's name
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> "SafetensorsFolder":
         path = Path(path)
         config = _read_json(path / "config.json", "it holds the model's shape")
         tensors: dict[str, TensorInfo] = {}
-        bytes_of: dict[str, Bytes] = {}
+        files: dict[str, FileBytes] = {}
         for file, names in _shards(path).items():
-            found, mapped = _open_file(path / file)
+            found, opened = _open_file(path / file)
             for name in found if names is None else names:
                 if name not in found:
                     raise BadModel(f"{path / file} has no tensor {name}, which {_INDEX} puts there; {_AGAIN}")
-                tensors[name], bytes_of[name] = found[name], mapped
-        return cls(path, config, tensors, bytes_of)
+                tensors[name], files[name] = found[name], opened
+        return cls(path, config, tensors, files)
 
     def raw(self, name: str) -> Bytes:
         info = self.tensors.get(name)
         if info is None:
             raise BadModel(f"{self.path} has no tensor {name}; ask for one of `tensors`")
-        return self._bytes_of[name][info.offset : info.offset + info.nbytes]
+        return self._files[name].read(info.offset, info.offset + info.nbytes)
+
+    def file(self, name: str) -> FileBytes:
+        """The file that has the tensor, at its offset."""
+        return self._files[name]
 
     def load(self, name: str) -> Floats:
         raw = self.raw(name)
@@ -93,25 +94,24 @@ def _shards(path: Path) -> dict[str, list[str] | None]:
     return shards
 
 
-def _open_file(path: Path) -> tuple[dict[str, TensorInfo], Bytes]:
+def _open_file(path: Path) -> tuple[dict[str, TensorInfo], FileBytes]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy"):
             pass
-        with path.open("rb") as file:
-            mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        file = FileBytes(path)
+        (length,) = unpack("<Q", file.read(0, 8).tobytes())
+        header = json.loads(file.read(8, 8 + length).tobytes())
     except FileNotFoundError:
         raise BadModel(f"{path} is missing; {_AGAIN}") from None
     except OSError as e:
         raise BadModel(f"{path} cannot be read: {e.strerror or e}; check its permissions") from None
     except (SafetensorError, ValueError) as e:
         raise BadModel(f"{path} is cut short or damaged: {e}; {_AGAIN}") from None
-    (length,) = unpack("<Q", mapped[:8].tobytes())
-    header = json.loads(mapped[8 : 8 + length].tobytes())
     infos = {}
     for name, entry in header.items():
         if name != "__metadata__":
             start, end = entry["data_offsets"]
             infos[name] = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
-    return infos, mapped
+    return infos, file

@@ -35,26 +35,91 @@ void over_groups(Pool& pool, int64_t groups, Fn&& fn) {
 
 using Grid = std::optional<nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
+// A checked type, with the bytes of a row and the grid, if the type has one.
+struct Rows {
+    const FileType& type;
+    int64_t bytes;
+    const int8_t* grid;
+
+    Rows(const std::string& name, int64_t cols, const Grid& given) : type(found(name)) {
+        ensure(cols > 0 && cols % type.columns == 0,
+               name + " rows of " + std::to_string(cols) + " are no whole blocks");
+        bytes = cols / type.columns * type.bytes;
+        const int64_t points = type.grid_rows;
+        ensure(!points || (given && int64_t(given->shape(0)) == points &&
+                           int64_t(given->shape(1)) == type.grid_columns && fits(type, given->data())),
+               "pack: " + name + " needs its grid, [" + std::to_string(points) + ", " +
+                   std::to_string(type.grid_columns) + "] of int8");
+        grid = points ? given->data() : nullptr;
+    }
+
+    static const FileType& found(const std::string& name) {
+        const FileType* type = find_file_type(name);
+        ensure(type != nullptr, "pack: there are no weights of type " + name);
+        return *type;
+    }
+};
+
 PackedMatrix pack_rows(Pool& pool, const std::string& type, In given, int64_t cols, const Grid& grid) {
-    const Array<const uint8_t, 2> rows(given, "pack: rows");
-    const FileType* file_type = find_file_type(type);
-    ensure(file_type != nullptr, "pack: there are no weights of type " + type);
-    ensure(cols > 0 && cols % file_type->columns == 0,
-           type + " rows of " + std::to_string(cols) + " are no whole blocks");
-    const int64_t bytes = cols / file_type->columns * file_type->bytes, points = file_type->grid_rows;
-    ensure(rows.shape(0) > 0 && rows.shape(1) == bytes, "pack: a row of " + std::to_string(cols) + " columns of " +
-                                                            type + " is " + std::to_string(bytes) + " bytes, not " +
-                                                            describe(given));
-    ensure(!points || (grid && int64_t(grid->shape(0)) == points &&
-                       int64_t(grid->shape(1)) == file_type->grid_columns && fits(*file_type, grid->data())),
-           "pack: " + type + " needs its grid, [" + std::to_string(points) + ", " +
-               std::to_string(file_type->grid_columns) + "] of int8");
+    const Array<const uint8_t, 2> stored(given, "pack: rows");
+    const Rows rows(type, cols, grid);
+    ensure(stored.shape(0) > 0 && stored.shape(1) == rows.bytes,
+           "pack: a row of " + std::to_string(cols) + " columns of " + type + " is " + std::to_string(rows.bytes) +
+               " bytes, not " + describe(given));
     const Unlocked unlocked;
-    const PackedMatrix out = allocate(*file_type, rows.shape(0), cols);
+    const PackedMatrix out = allocate(rows.type, stored.shape(0), cols);
     over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
-        pack(*file_type, points ? grid->data() : nullptr, rows.data(), out, begin, end);
+        pack(rows.type, rows.grid, stored.data() + begin * kGroup * rows.bytes, out, begin, end);
     });
     return out;
+}
+
+// Reads n bytes of the file. Returns 0, an error number, or -1 if the file ends before.
+int read_fully(int file, uint8_t* to, int64_t n, int64_t offset) {
+    while (n > 0) {
+        const ssize_t got = pread(file, to, size_t(n), offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return got < 0 ? errno : -1;
+        to += got, n -= got, offset += got;
+    }
+    return 0;
+}
+
+// Every thread reads the rows that it packs, a part at a time, so that they are in its cache.
+PackedMatrix pack_file(Pool& pool, const std::string& type, int file, int64_t offset, int64_t n_rows, int64_t cols,
+                       const Grid& grid) {
+    constexpr int64_t kPart = 1 << 19;  // bytes
+    const Rows rows(type, cols, grid);
+    ensure(n_rows > 0 && offset >= 0, "pack_file: no rows, or a negative offset");
+    std::atomic<int> error{0};
+    const auto packed = [&] {
+        const Unlocked unlocked;
+        const PackedMatrix out = allocate(rows.type, n_rows, cols);
+        const int64_t group_bytes = kGroup * rows.bytes, step = std::max(kPart / group_bytes, int64_t(1));
+        over_groups(pool, out.groups, [&](int64_t begin, int64_t end) {
+            thread_local std::vector<uint8_t> part;
+            for (int64_t at = begin; at < end && error == 0; at += step) {
+                const int64_t stop = std::min(at + step, end);
+                const int64_t n = std::min(stop * kGroup, n_rows) - at * kGroup;
+                part.resize(size_t(n * rows.bytes));
+                const int failed = read_fully(file, part.data(), n * rows.bytes, offset + at * group_bytes);
+                if (failed)
+                    error = failed;
+                else
+                    pack(rows.type, rows.grid, part.data(), out, at, stop);
+            }
+        });
+        return out;
+    }();
+    if (const int failed = error) {
+        errno = failed;
+        if (failed < 0)
+            PyErr_SetString(PyExc_EOFError, "the file has become shorter");
+        else
+            PyErr_SetFromErrno(PyExc_OSError);
+        throw nb::python_error();
+    }
+    return packed;
 }
 
 void unpack(const PackedMatrix& w, Out result) {
@@ -236,6 +301,8 @@ void bind_cpu(nb::module_& m) {
         .def_ro("cols", &PackedMatrix::cols)
         .def_prop_ro("nbytes", &PackedMatrix::nbytes)
         .def("unpack", &unpack, nb::arg("out"));
+    m.def("pack_file", &pack_file, nb::arg("pool"), nb::arg("type"), nb::arg("file"), nb::arg("offset"),
+          nb::arg("rows"), nb::arg("cols"), nb::arg("grid").none() = nb::none());
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
     m.attr("GROUP_ROWS") = kGroup;

@@ -222,7 +222,7 @@ void pack(const FileType& file_type, const int8_t* grid, const uint8_t* rows, co
     for (int64_t group = begin; group < end; ++group) {
         const GroupWriter t(out, group, grid);
         for (int64_t row = 0; row < kGroup && group * kGroup + row < out.rows; ++row)
-            file_type.pack_row(t, row, rows + (group * kGroup + row) * row_bytes);
+            file_type.pack_row(t, row, rows + ((group - begin) * kGroup + row) * row_bytes);
     }
 }
 

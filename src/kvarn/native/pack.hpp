@@ -162,8 +162,8 @@ bool fits(const FileType& file_type, const int8_t* grid);
 PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
 PackedMatrix allocate(const FileType& file_type, int64_t rows, int64_t cols);
 
-// Packs rows of the file into groups [begin, end). Groups are independent, so threads can share
-// them.
+// Packs rows of the file into groups [begin, end); `rows` is the first row of group `begin`. Groups
+// are independent, so threads can share them.
 void pack(const FileType& file_type, const int8_t* grid, const uint8_t* rows, const PackedMatrix& out, int64_t begin,
           int64_t end);
 

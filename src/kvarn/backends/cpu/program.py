@@ -108,6 +108,13 @@ def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progre
 
 def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.PackedMatrix:
     """The packed form of a matrix, or of its first rows."""
+    if (stretch := checkpoint.in_file(name)) is not None:
+        file, info, n_rows = stretch
+        n_rows = n_rows if most_rows is None else min(n_rows, most_rows)
+        with file.reading():
+            return native.pack_file(
+                pool, info.type, file.fileno(), info.offset, n_rows, info.shape[-1], grid_of(info.type)
+            )
     stored = checkpoint.encoded(name)
     rows = np.ascontiguousarray(stored.rows[:most_rows])
     return native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))
