@@ -70,7 +70,12 @@ $(SANE)/.installed: $(NATIVE) $(wildcard src/kvarn/*.py src/kvarn/*/*.py src/kva
 soak: $(STAMP)
 	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS)
 
+# Hostile files, schedules, faults and clients: some minutes, seeded; stops at the first fault.
 attack: $(STAMP)
+	@$(BIN)/python tests/attack_tokenizers.py --seed $(SEED)
+	@$(BIN)/python tests/attack_models.py --seed $(SEED)
+	@$(BIN)/python tests/attack_schedules.py --seed $(SEED)
+	@$(BIN)/python tests/attack_lines.py --seed $(SEED)
 	@$(BIN)/python tests/attack_http.py --seed $(SEED)
 
 fuzz-attention: $(STAMP)

@@ -77,7 +77,8 @@ class LLM:
         progress: Progress = quiet,
     ) -> None:
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-        self.backend = open_backend(backend, threads) if isinstance(backend, str) else backend
+        is_open = not isinstance(backend, str) and hasattr(backend, "load")
+        self.backend: Backend = backend if is_open else open_backend(str(backend), threads)  # type: ignore[assignment]
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
         self.tokenizer = tokenizer_of(checkpoint)

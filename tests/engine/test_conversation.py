@@ -114,3 +114,25 @@ def test_a_preempted_request_is_one_query() -> None:
     assert engine.cache.usage().prefix_queries == 4 * 60 == engine.stats.prompt_tokens
     assert engine.cache.usage().prefix_hits == sum(r.adoption.reused for r in requests) == engine.stats.cached_tokens
     assert sum(engine.cache.usage().prefix_misses.values()) == 4
+
+
+@pytest.mark.parametrize("strategy", KEEPING)
+def test_a_turn_that_failed_is_not_continued(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence is lost with the failed step, so the next turn of the conversation begins anew."""
+    engine = engine_of(strategy=strategy, max_seqs=2)
+    history = turn(engine, FIRST).samples[0].tokens
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("a kernel failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.program, "run", broken)
+        failed = engine.add([*history, *NEXT], SHORT, conversation="c")
+        with pytest.raises(RuntimeError) as error:
+            engine.step()
+        engine.isolate(error.value)
+    assert str(failed.error) == "a kernel failed"
+    assert turn(engine, [*history, *NEXT]).samples[0].output == alone([*history, *NEXT], SHORT)
+    engine.forget("c")
+    engine.cache.check()
+    assert engine.cache.usage().sequences == 0

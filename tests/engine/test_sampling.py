@@ -114,6 +114,25 @@ def test_invalid_parameters_are_refused_by_name(field: str, value: object) -> No
         SamplingParams(**{field: value})
 
 
+@pytest.mark.parametrize("wrong", ["1", 1.5, None, [1], b"1"])
+@pytest.mark.parametrize("field", ["max_tokens", "top_k", "n", "seed", "logprobs", "stop", "stop_tokens", "logit_bias"])
+def test_values_of_a_wrong_type_are_refused_by_name(field: str, wrong: object) -> None:
+    right = {"seed": None, "logprobs": None, "stop": "1", "stop_tokens": [1]}
+    if (field, wrong) in right.items():
+        SamplingParams(**{field: wrong})
+        return
+    with pytest.raises(KvarnError, match=f"^{field} is .*; it must be "):
+        SamplingParams(**{field: wrong})
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
+def test_numbers_of_a_wrong_type_are_refused_by_name(field: str) -> None:
+    for wrong in ("1", None, [1], 1j):
+        with pytest.raises(KvarnError, match=f"^{field} is .*; it must be a number"):
+            SamplingParams(**{field: wrong})
+    SamplingParams(**{field: np.float32(1)}, max_tokens=np.int64(3), seed=np.uint32(1))
+
+
 def test_stop_may_be_a_single_string() -> None:
     assert SamplingParams(stop="###").stop == ("###",)
 

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from support import models
 from support.hard_texts import hard_texts
-from support.vocabularies import bpe
+from support.vocabularies import bpe, spm
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
 from kvarn.errors import KvarnError
@@ -114,3 +114,27 @@ def test_a_folder_that_cannot_work_is_refused(tmp_path: Path) -> None:
     save(tmp_path, byte_level(bpe()), tokenizer_config=[])
     with pytest.raises(KvarnError, match=r"tokenizer_config.json is not a JSON object"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_dropout_is_for_training(tmp_path: Path) -> None:
+    """A tokenizer.json may ask for merges that are left out at random."""
+    library = byte_level(bpe())
+    plain = Tokenizer.from_folder(save(tmp_path, library))
+    expected = [plain.encode(text) for text in TEXTS]
+    library.model.dropout = 0.9
+    dropping = Tokenizer.from_folder(save(tmp_path, library))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] == pytest.approx(0.9)
+    assert [dropping.encode(text) for text in TEXTS] == expected
+
+
+def test_the_older_form_of_a_space_prefix(tmp_path: Path) -> None:
+    library = derived_spm(spm())
+    library.normalizer = None
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    definition = json.loads(library.to_str())
+    pre = definition["pre_tokenizer"]
+    definition["pre_tokenizer"] = {"type": "Metaspace", "replacement": pre["replacement"], "add_prefix_space": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in ("ab", " ab", "  ab", " "):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

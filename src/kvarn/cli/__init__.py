@@ -10,7 +10,7 @@ from io import TextIOWrapper
 
 from kvarn import __version__
 from kvarn.cli.manual import Manual
-from kvarn.errors import KvarnError, printable
+from kvarn.errors import BadLogits, KvarnError, printable
 
 COMMANDS = {
     "run": "continue a prompt and print the text as it is computed",
@@ -49,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _ready_streams()
         _dispatch(sys.argv[1:] if argv is None else list(argv))
-    except KvarnError as error:
+    except (KvarnError, BadLogits) as error:
         print(f"kvarn: {printable(str(error), 2000)}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("kvarn: there is not enough memory: lower -c, -np, -b or --cache-bytes", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,7 +1,6 @@
 """`kvarn bench`: speed by test, depth and batch, with llama-bench's names. `kvarn bench serve` is in bench_serve.py."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,7 @@ from kvarn.cache.strategy import NAMES
 from kvarn.cli import bench_serve, flags
 from kvarn.cli.manual import Manual, add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
-from kvarn.cli.table import print_table
+from kvarn.cli.table import print_json, print_table
 from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
 
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     finally:  # also after Ctrl-C or a failure of the peer: show what was measured
         model = Path(args.model).name if Path(args.model).exists() else args.model
         if rows and args.json:
-            print(json.dumps({"model": model, "rows": rows, "machine": facts(bandwidth)}, indent=2))
+            print_json({"model": model, "rows": rows, "machine": facts(bandwidth)})
         elif rows:
             show(model, rows, facts(bandwidth))
 

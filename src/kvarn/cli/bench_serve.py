@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import itertools
-import json
 from typing import Any
 
 from kvarn.bench.load.client import Outcome, Target
@@ -11,7 +10,7 @@ from kvarn.bench.load.report import parse_goal, summarize
 from kvarn.bench.load.traffic import Traffic
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.progress import ProgressLine
-from kvarn.cli.table import print_table
+from kvarn.cli.table import print_json, print_table
 from kvarn.errors import KvarnError
 
 
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     model = args.model or target.models()[0]
     report = summarize(play(target, model, traffic), goal)
     if args.json:
-        print(json.dumps(report, indent=2))
+        print_json(report)
     else:
         show(report)
     if not report["completed"]:

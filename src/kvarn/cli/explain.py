@@ -1,14 +1,13 @@
 """`kvarn explain`: what a request to the server reused, what it computed, and why."""
 
 import argparse
-import json
 import time
 from typing import Any
 from urllib.parse import quote
 
 from kvarn.bench.http import parse_address, request_json
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
-from kvarn.cli.table import speaks_utf8
+from kvarn.cli.table import print_json
 from kvarn.errors import KvarnError
 
 
@@ -33,7 +32,7 @@ kvarn explain chatcmpl-1a2b3c --api-key KEY --json""",
 def run(args: argparse.Namespace) -> None:
     found = fetch(args)
     if args.json:
-        print(json.dumps(found, indent=2, ensure_ascii=not speaks_utf8()))
+        print_json(found)
         return
     print(f"{found['id']}, {time.strftime('%H:%M:%S', time.localtime(found['created']))}, {found['model']}")
     for prompt in found.get("prompts", [found]):

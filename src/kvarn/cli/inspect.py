@@ -1,7 +1,6 @@
 """`kvarn inspect`: what is in a model file, and how much memory its keys and values need."""
 
 import argparse
-import json
 
 from kvarn.backends.cpu.program import packed_size
 from kvarn.cache.codec import CODECS
@@ -10,7 +9,7 @@ from kvarn.cache.strategy import STRATEGIES
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
-from kvarn.cli.table import human_bytes, print_table
+from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.errors import KvarnError
 from kvarn.llm import context_of
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
         checkpoint = open_checkpoint(resolve(args.model, progress=line))
     facts = collect(checkpoint, args)
     if args.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         show(facts)
 

@@ -1,11 +1,11 @@
 """`kvarn perplexity`: how well a model predicts a text, computed as llama.cpp does."""
 
 import argparse
-import json
 
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
+from kvarn.cli.table import print_json
 from kvarn.engine import scoring
 from kvarn.llm import context_of
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
             llm.program, llm.memory, llm.cache, tokens, window, args.chunks, bos, chunk, progress
         )
     if args.json:
-        print(json.dumps(result._asdict()))
+        print_json(result._asdict())
     else:
         scored = f"{result.tokens} tokens in {result.chunks} windows"
         print(f"perplexity {result.ppl:.4f} +/- {result.error:.4f} over {scored}")

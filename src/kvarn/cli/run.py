@@ -1,13 +1,12 @@
 """`kvarn run`: continue a prompt and print each part as soon as it is computed."""
 
 import argparse
-import json
 import sys
 import time
 
 from kvarn.cli import flags, trace
 from kvarn.cli.manual import add_json_flag, describe
-from kvarn.cli.table import speaks_utf8
+from kvarn.cli.table import print_json
 from kvarn.engine.stats import EngineStats
 from kvarn.llm import LLM, Job
 
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     if args.trace:
         trace.save(args.trace, llm.program.timings())
     if args.json:
-        print(json.dumps(report(llm, job, load_seconds), ensure_ascii=not speaks_utf8()))
+        print_json(report(llm, job, load_seconds))
     else:
         print()
         print(summary(job, llm.engine.stats), file=sys.stderr)

@@ -7,7 +7,6 @@ prefilled at once.
 """
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
-from kvarn.cli.table import human_bytes, print_table
+from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.errors import KvarnError
 
 DECODED = 16  # tokens of the run that are decoded one by one, after the prefill
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     rows = [compare(name, args, backend, spec, q, k, v) for name in args.cache or NAMES if applies(name, spec)]
     if args.json:
         facts = {"backend": backend.name, "rows": [asdict(row) for row in rows]}
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     print(
         f"{args.tokens} tokens, {spec.n_heads} query and {spec.n_kv_heads} KV heads of {spec.k_dim}, one layer, "

@@ -171,8 +171,8 @@ class Engine:
             if blamed is None:
                 self.scheduler.isolate()
             else:
+                self.scheduler.recompute(lost)  # first: a lost sequence cannot be parked
                 self.fail(blamed, error)
-                self.scheduler.recompute(lost)
         elif isinstance(error, KvarnError) and blamed is not None:  # refused before anything changed
             self.fail(blamed, error)
         else:

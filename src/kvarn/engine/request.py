@@ -6,8 +6,9 @@ hit and recomputation after a preemption need no separate states.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from kvarn.cache.placement import Adoption
@@ -16,6 +17,10 @@ from kvarn.errors import KvarnError
 
 if TYPE_CHECKING:
     from kvarn.engine.sampling import Sampler
+
+
+_INTEGERS = ("max_tokens", "top_k", "n")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,21 @@ class SamplingParams:
             if not holds:
                 raise KvarnError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
 
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in _INTEGERS:
+            ensure(isinstance(getattr(self, name), Integral), name, "an integer")
+        for name in ("seed", "logprobs"):
+            ensure(isinstance(getattr(self, name), Integral | None), name, "an integer or None")
+        for name in _NUMBERS:
+            ensure(isinstance(getattr(self, name), Real), name, "a number")
+        bias, stops = self.logit_bias, self.stop_tokens
+        ensure(isinstance(bias, Mapping), "logit_bias", "a dictionary of token ids and numbers")
+        ensure(all(isinstance(each, Integral) for each in bias), "logit_bias", "a dictionary of token ids and numbers")
+        ensure(all(isinstance(each, Real) for each in bias.values()), "logit_bias", "finite; -100 forbids a token")
+        for name in ("stop", "stop_tokens"):
+            ensure(isinstance(getattr(self, name), Collection), name, "a list")
+        ensure(all(isinstance(each, Integral) for each in stops), "stop_tokens", "a list of token ids")
         ensure(self.max_tokens >= 1, "max_tokens", "at least 1")
         ensure(0 <= self.temperature < math.inf, "temperature", "0 (greedy) or more")
         ensure(self.top_k >= 0, "top_k", "0 (off) or more")
@@ -55,8 +75,6 @@ class SamplingParams:
         ensure(self.seed is None or -(1 << 63) <= self.seed < 1 << 64, "seed", "a 64-bit integer")
         ensure(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", "between 0 and 100")
         ensure(1 <= self.n <= 128, "n", "between 1 and 128")
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         ensure(all(isinstance(s, str) and s for s in self.stop), "stop", "strings that are not empty")
 
 

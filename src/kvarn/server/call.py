@@ -168,7 +168,7 @@ class Answer(Response):
         """The head goes with the first event. Until then the connection can find out whether its client has gone."""
         try:
             async for chunk in self._generation.chunks():
-                await self._event(send, json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+                await self._event(send, json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
             await self._event(send, "[DONE]")
         except TimeoutError:  # the socket's buffers are full and the client does not read
             log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)

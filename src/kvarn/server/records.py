@@ -19,7 +19,7 @@ class Records:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def add(self, id: str, owner: bytes, explanation: dict[str, Any]) -> None:
-        self._records[id] = _Record(owner, json.dumps(explanation))
+        self._records[id] = _Record(owner, json.dumps(explanation, allow_nan=False))
         if len(self._records) > self._most:
             self._records.popitem(last=False)
 

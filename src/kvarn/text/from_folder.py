@@ -108,7 +108,7 @@ def _space_prefix(definition: dict[str, Any]) -> SpacePrefix:
         for scheme in ("never", "first"):
             if part.get("prepend_scheme") == scheme:
                 return scheme
-        return "always"
+        return "never" if part.get("add_prefix_space") is False else "always"  # an older form
     return "never"
 
 
@@ -136,6 +136,8 @@ def read(path: Path) -> tuple[Vocabulary, Encoder]:
     changed = _match_before_normalizing(definition)
     source = json.dumps(definition) if changed else text
     library = _library_call(file, lambda: tokenizers.Tokenizer.from_str(source))
+    if getattr(library.model, "dropout", None):
+        library.model.dropout = None  # for training: it would choose tokens at random
     library.no_truncation()
     library.no_padding()
     if (kind := type(library.model).__name__) != "BPE":
