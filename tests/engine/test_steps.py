@@ -12,7 +12,7 @@ from kvarn.errors import KvarnError
 
 @pytest.mark.parametrize("name", ["max_batch_tokens", "chunk_while_decoding", "max_waiting"])
 def test_settings_below_one_are_refused(name: str) -> None:
-    with pytest.raises(KvarnError, match=f"{name} is 0; it must be at least 1"):
+    with pytest.raises(KvarnError, match=f"{name} is 0; it must be a whole number, at least 1"):
         EngineConfig(**{name: 0})
 
 
