@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("attack", "cases"), [("schedules", 40), ("models", 200)])
+@pytest.mark.parametrize(("attack", "cases"), [("schedules", 12), ("models", 200)])
 def test_a_part_of_each_attack(attack: str, cases: int) -> None:
     program = Path(__file__).parent / f"attack_{attack}.py"
     command = [sys.executable, str(program), "--seed", "7", "--cases", str(cases)]

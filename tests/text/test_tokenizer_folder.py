@@ -128,7 +128,7 @@ def test_dropout_is_for_training(tmp_path: Path) -> None:
 
 
 def test_the_older_form_of_a_space_prefix(tmp_path: Path) -> None:
-    library = derived_spm(spm())
+    library = derived_spm(spm({"▁": 0.0, "ab": -1.0, "▁ab": -2.0}))
     library.normalizer = None
     library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     definition = json.loads(library.to_str())

@@ -61,7 +61,8 @@ class SamplingParams:
         ensure(all(isinstance(each, Integral) for each in bias), "logit_bias", "a dictionary of token ids and numbers")
         ensure(all(isinstance(each, Real) for each in bias.values()), "logit_bias", "finite; -100 forbids a token")
         for name in ("stop", "stop_tokens"):
-            ensure(isinstance(getattr(self, name), Collection), name, "a list")
+            given = getattr(self, name)
+            ensure(isinstance(given, Collection) and not isinstance(given, str | bytes), name, "a list")
         ensure(all(isinstance(each, Integral) for each in stops), "stop_tokens", "a list of token ids")
         ensure(self.max_tokens >= 1, "max_tokens", "at least 1")
         ensure(0 <= self.temperature < math.inf, "temperature", "0 (greedy) or more")
