@@ -142,8 +142,8 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, at: int, times: int) -> None:
 
 
 @pytest.mark.parametrize("cache", ["paged", "contiguous"])
-def test_ctrl_c_at_every_line(model: Path, cache: str) -> None:
-    """Before every line that `generate` runs: nothing is held afterwards, and the next answer is right."""
+def test_ctrl_c_at_many_lines(model: Path, cache: str) -> None:
+    """Before every third line that `generate` runs: nothing is held afterwards, and the next answer is right."""
     llm = LLM(model, cache=cache, max_seqs=2, max_batch_tokens=16)
     files = {
         str(Path(kvarn.__file__).parent / name)
@@ -178,7 +178,7 @@ def test_ctrl_c_at_every_line(model: Path, cache: str) -> None:
         assert not llm.engine.busy, n
         assert llm.cache.usage().sequences == 0, n
         assert [output.tokens for output in llm.generate(["abc", "cd"], params)] == expected, n
-        n += 1
+        n += 3
     assert n > 400
 
 

@@ -143,12 +143,12 @@ def fuzz(path: Path, header: int, rounds: int, seed: int) -> int:
     return opened
 
 
-def test_ten_thousand_mutations_open_or_are_refused(tmp_path):
+def test_three_thousand_mutations_open_or_are_refused(tmp_path):
     content = small_model()
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
-    opened = fuzz(path, len(content) - 8 * 64, 10_000, seed=1)
-    assert 500 < opened < 9_500, "the mutations should neither all break the file nor all leave it whole"
+    opened = fuzz(path, len(content) - 8 * 64, 3_000, seed=1)
+    assert 150 < opened < 2_850, "the mutations should neither all break the file nor all leave it whole"
 
 
 def test_mutations_of_a_real_header(tmp_path):
@@ -158,7 +158,7 @@ def test_mutations_of_a_real_header(tmp_path):
     with real.open("rb") as whole, path.open("wb") as copy:
         copy.write(whole.read(header))
         copy.truncate(real.stat().st_size)  # the tensors are a hole: nothing reads them
-    fuzz(path, header, 12, seed=2)
+    fuzz(path, header, 4, seed=2)
 
 
 def test_a_real_header_and_vocabulary():

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from support import models
 from support.hard_texts import hard_texts
-from support.vocabularies import bpe, spm
+from support.vocabularies import bpe
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
 from kvarn.errors import KvarnError
@@ -125,16 +125,3 @@ def test_dropout_is_for_training(tmp_path: Path) -> None:
     dropping = Tokenizer.from_folder(save(tmp_path, library))
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] == pytest.approx(0.9)
     assert [dropping.encode(text) for text in TEXTS] == expected
-
-
-def test_the_older_form_of_a_space_prefix(tmp_path: Path) -> None:
-    library = derived_spm(spm({"▁": 0.0, "ab": -1.0, "▁ab": -2.0}))
-    library.normalizer = None
-    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    definition = json.loads(library.to_str())
-    pre = definition["pre_tokenizer"]
-    definition["pre_tokenizer"] = {"type": "Metaspace", "replacement": pre["replacement"], "add_prefix_space": False}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    for text in ("ab", " ab", "  ab", " "):
-        assert tokenizer.decode(tokenizer.encode(text)) == text

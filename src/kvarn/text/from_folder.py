@@ -108,7 +108,7 @@ def _space_prefix(definition: dict[str, Any]) -> SpacePrefix:
         for scheme in ("never", "first"):
             if part.get("prepend_scheme") == scheme:
                 return scheme
-        return "never" if part.get("add_prefix_space") is False else "always"  # an older form
+        return "always"
     return "never"
 
 
