@@ -22,7 +22,6 @@ from support.harness import Driven, load_program, load_weights, score
 
 from kvarn import native
 from kvarn.backends.cpu import Cpu
-from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
@@ -65,7 +64,7 @@ def same(results: list[np.ndarray]) -> np.ndarray:
 
 
 def models(folder: Path, brief: bool = False) -> dict[str, str]:
-    found, pool = {}, make_pool(1 if brief else 2)
+    found, pool = {}, native.Pool(1 if brief else 2)
     for variant in tiny_gguf.VARIANTS:
         path = tiny_gguf.write(folder / f"{variant}.gguf", variant, draw=Draw(len(variant)))
         checkpoint = open_checkpoint(path)

@@ -17,7 +17,6 @@ from support.stored_rows import TYPES, dequantized, sane_rows
 from kvarn import native
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import CpuProgram
-from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
@@ -114,8 +113,8 @@ def test_two_engines_in_one_process(tmp_path: Path) -> None:
     """Two programs with pools of their own, and two that share one, from four threads at the same time."""
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q4_0"))
     expected = logits(load_program(checkpoint, pool(1)), 512)
-    shared = make_pool(2)
-    pools = [make_pool(2), make_pool(3), shared, shared]
+    shared = native.Pool(2)
+    pools = [native.Pool(2), native.Pool(3), shared, shared]
     programs: list[CpuProgram] = [load_program(checkpoint, each) for each in pools]
     wrong: list[object] = []
 
@@ -142,7 +141,7 @@ def test_pools_of_any_size(threads: int, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q8_0"))
     expected = logits(load_program(checkpoint, pool(1)), 512, tokens=TEXT[:20])
     for _ in range(3):  # pools come and go
-        mine = make_pool(threads)
+        mine = native.Pool(threads)
         assert mine.size == threads
         for rows in (1, 20):
             found = logits(load_program(checkpoint, mine), rows, Cpu(mine), TEXT[:20])
@@ -159,7 +158,7 @@ def test_threads_may_run_where_they_might_before(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q8_0"))
     expected = logits(load_program(checkpoint, pool(1)), 512, tokens=TEXT[:40])
     before = set(os.listdir("/proc/self/task"))
-    mine = make_pool(2)
+    mine = native.Pool(2)
     tasks = [threading.get_native_id(), *(int(task) for task in set(os.listdir("/proc/self/task")) - before)]
     program, allowed = load_program(checkpoint, mine), os.sched_getaffinity(0)
     try:

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from kvarn.backends import BACKENDS, open_backend
+from kvarn.backends.pool import make_pool, processors
 from kvarn.errors import KvarnError
 
 
@@ -16,3 +17,13 @@ def test_backends_are_opened_by_name() -> None:
     for name, threads in itertools.product(BACKENDS, (0, 5000)):
         with pytest.raises(KvarnError, match="threads"):
             open_backend(name, threads)
+
+
+@pytest.mark.parametrize("threads", [processors() + 1, 1024])
+def test_there_are_no_more_threads_than_processors(threads: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand threads on two processors did not finish two tokens in 20 s."""
+    assert make_pool(threads).size == processors()
+    assert f"{threads} threads: this process may use {processors()} processors" in caplog.text
+    caplog.clear()
+    assert make_pool(processors()).size == processors()
+    assert not caplog.text

@@ -22,7 +22,6 @@ from kvarn.backends.cpu import Cpu, program
 from kvarn.backends.cpu.memory import CpuMemory
 from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.host import HostMemory, Store
-from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import Reference, dense, rope
 from kvarn.backends.reference.cells import write
 from kvarn.backends.reference.codecs import DEFINITIONS
@@ -58,7 +57,7 @@ _current: list[str] = []  # the innermost `using` is the last
 
 @cache
 def pool(threads: int = 2) -> native.Pool:
-    return make_pool(threads)
+    return native.Pool(threads)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """The thread pool of the host backends."""
 
+import logging
 import os
 from collections.abc import Sequence
 
 from kvarn.errors import KvarnError
 from kvarn.native import Pool
 
+log = logging.getLogger("kvarn")
 MOST_THREADS = 1024
 
 
@@ -14,6 +16,11 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(physical_cores(os.sched_getaffinity(0))))
     return os.cpu_count() or 1
+
+
+def processors() -> int:
+    """Those that this process may use; a core may have two."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def physical_cores(cpus: Sequence[int] | set[int]) -> set[str]:
@@ -35,4 +42,7 @@ def make_pool(threads: int | None) -> Pool:
         raise KvarnError(f"{threads} threads; it must be at least 1")
     if threads is not None and threads > MOST_THREADS:
         raise KvarnError(f"{threads} threads; {MOST_THREADS} is the most")
-    return Pool(threads or default_threads())
+    most = processors()
+    if threads is not None and threads > most:  # threads that share a processor wait for each other
+        log.warning("%d threads: this process may use %d processors, so it has %d threads", threads, most, most)
+    return Pool(default_threads() if threads is None else min(threads, most))

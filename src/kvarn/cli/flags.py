@@ -26,7 +26,13 @@ def add_model_flag(parser: Flags) -> None:
 
 
 def add_compute_flags(parser: Flags) -> None:
-    parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
+    parser.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads, at most one per processor (default: one per physical core)",
+    )
     backend = "cpu, or reference: simple, slow NumPy code for tests (default: %(default)s)"
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help=backend)
 
