@@ -68,9 +68,11 @@ class TemplateProcess:
         if self._closed:
             raise KvarnError("the server is stopping")
         if self._child is None:
-            command = [sys.executable, "-m", "kvarn.server.templates"]
             self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, close_fds=True
+                [sys.executable, "-P", "-m", "kvarn.server.templates"],  # -P: no modules of the current folder
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,  # Ctrl-C is for the server
             )
             _write(_pipe(self._child.stdin), self._arguments)
         return self._child
@@ -121,10 +123,7 @@ def _main() -> None:
     source, bos_token, eos_token, seconds = _read(reading, sys.maxsize)
     _limit_memory()
     while True:
-        try:
-            messages, variables = _read(reading, sys.maxsize)
-        except (EOFError, struct.error):
-            return
+        messages, variables = _read(reading, sys.maxsize)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
         text, problem = None, None
         try:
@@ -145,4 +144,5 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    with contextlib.suppress(EOFError, struct.error, BrokenPipeError):  # the server is gone
+        _main()
