@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.engine.engine import Event
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.request import SamplingParams, with_settings
 from kvarn.jobs.background import Background
 from kvarn.jobs.job import Job, Listener, Output
-from kvarn.llm import LLM, batch_of
+from kvarn.llm import LLM, paired
 from kvarn.text.tokenizer import Prompt
 
 
@@ -36,14 +36,19 @@ class AsyncLLM:
         self._background = Background(self.llm.runner)
         self._stop = weakref.finalize(self, self._background.stop)
 
-    async def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **settings: Any,
+    ) -> list[Output]:
         """Continue each prompt (text, or token ids). If one fails, its error is raised and the others are cancelled."""
         jobs: list[Job] = []
         try:
             waits = []
-            for prompt in batch_of(prompts):
+            for prompt, each in paired(prompts, params, settings):
                 waiter = _Waiter(each_token=False)
-                jobs.append(await self._start(prompt, params, waiter))
+                jobs.append(await self._start(prompt, each, waiter))
                 waits.append(waiter)
             for job, waiter in zip(jobs, waits, strict=True):
                 await waiter.end_of(job)
@@ -52,10 +57,10 @@ class AsyncLLM:
                 self.llm.runner.cancel(job)
         return [job.output() for job in jobs]
 
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> AsyncIterator[str]:
         """The text of one completion, piece by piece. Leaving the loop early cancels the request."""
         waiter = _Waiter(each_token=True)
-        job = await self._start(prompt, params, waiter)
+        job = await self._start(prompt, with_settings(params, settings), waiter)
         text, done = job.texts[0], False
         try:
             while not done:
@@ -67,9 +72,11 @@ class AsyncLLM:
         finally:
             self.llm.runner.cancel(job)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Output:
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
+    ) -> Output:
         """Answer a conversation, [{"role": "user", "content": "..."}], with the model's chat template."""
-        return (await self.generate(await asyncio.to_thread(self.llm.render, messages), params))[0]
+        return (await self.generate(await asyncio.to_thread(self.llm.render, messages), params, **settings))[0]
 
     def close(self) -> None:
         """Wait for the step under way and stop. Unfinished requests and later calls raise an error."""
@@ -82,9 +89,9 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    async def _start(self, prompt: Prompt, params: SamplingParams | None, waiter: "_Waiter") -> Job:
+    async def _start(self, prompt: Prompt, params: SamplingParams, waiter: "_Waiter") -> Job:
         """Tokenize and queue a prompt on another thread. If this task is cancelled meanwhile, so is the request."""
-        work = partial(self.llm.start, prompt, params or SamplingParams(), listener=waiter)
+        work = partial(self.llm.start, prompt, params, listener=waiter)
         starting = asyncio.get_running_loop().run_in_executor(None, work)
         try:
             job = await asyncio.shield(starting)

@@ -21,7 +21,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.request import SamplingParams, with_settings
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.runner import Runner
@@ -116,13 +116,26 @@ class LLM:
     def memory(self) -> Memory:
         return self.engine.memory
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Output]:
+    def __repr__(self) -> str:
+        plan = self.cache.plan
+        cache = f"{plan.strategy.name} {plan.codec.name}, {plan.max_seqs} x {plan.context} tokens"
+        return f"LLM({self.config.name!r}, backend={self.backend.name!r}, cache={cache!r})"
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **settings: Any,
+    ) -> list[Output]:
         """Continue each prompt (text, or token ids). All prompts are computed together. If one fails, its error is
-        raised."""
+        raised.
+
+        `params` are for all prompts, or a list with one for each. `settings` are fields of SamplingParams
+        by name: generate("Hi", max_tokens=3)."""
         jobs: list[Job] = []
         try:
-            for prompt in batch_of(prompts):  # if one prompt is refused, the earlier ones are cancelled
-                jobs.append(self.start(prompt, params or SamplingParams()))
+            for prompt, each in paired(prompts, params, settings):  # if one is refused, the earlier ones are cancelled
+                jobs.append(self.start(prompt, each))
             for job in jobs:
                 self.runner.wait(job)
         finally:
@@ -130,13 +143,15 @@ class LLM:
                 self.runner.cancel(job)
         return [job.output() for job in jobs]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Iterator[str]:
         """The text of one completion, piece by piece. Leaving the loop early cancels the request."""
-        yield from self.stream_job(self.start(prompt, params or SamplingParams()))
+        yield from self.stream_job(self.start(prompt, with_settings(params, settings)))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Output:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
+    ) -> Output:
         """Answer a conversation, [{"role": "user", "content": "..."}], with the model's chat template."""
-        return self.generate(self.render(messages), params)[0]
+        return self.generate(self.render(messages), params, **settings)[0]
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, up to the start of the answer."""
@@ -194,7 +209,21 @@ def context_of(config: ModelConfig, context: int | None) -> int:
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
 
 
-def batch_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def paired(
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    settings: Mapping[str, Any],
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its SamplingParams."""
+    batch = _batch(prompts)
+    if not isinstance(params, list | tuple):
+        return [(prompt, each) for each in [with_settings(params, settings)] for prompt in batch]  # type: ignore[arg-type]
+    if len(params) != len(batch):
+        raise KvarnError(f"{len(batch)} prompts and {len(params)} params: give one for all, or one for each")
+    return [(prompt, with_settings(each, settings)) for prompt, each in zip(batch, params, strict=True)]
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]

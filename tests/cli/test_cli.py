@@ -198,3 +198,8 @@ def test_perplexity_of_an_empty_text(tiny: Path, tmp_path: Path, flags: list[str
     (tmp_path / "text").write_text("abcdefgh" * 40)
     assert main(["perplexity", "-m", str(tiny), "-f", str(tmp_path / "text"), *flags]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "kvarn", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"kvarn {__version__}\n")

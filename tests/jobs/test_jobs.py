@@ -2,8 +2,10 @@
 
 import gc
 import itertools
+import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +313,37 @@ def test_ids_of_any_integer_type_are_a_prompt(llm: LLM) -> None:
     expected = summary(llm.generate([1, 2, 3], GREEDY)[0])
     for prompt in (np.array([1, 2, 3]), (1, 2, 3), [np.int32(1), 2, True + 2], [np.array([1, 2, 3])], [[1, 2, 3]]):
         assert summary(llm.generate(prompt, GREEDY)[0]) == expected
+
+
+def test_settings_by_name_and_params_for_each_prompt(llm: LLM) -> None:
+    ids = [[1, 2, 3], [4, 5], [6]]
+    whole = [summary(output) for output in llm.generate(ids, GREEDY)]
+    assert [summary(output) for output in llm.generate(ids, max_tokens=24, ignore_eos=True)] == whole
+    short = replace(GREEDY, max_tokens=2)
+    mixed = llm.generate(ids, [GREEDY, short, DRAWN])
+    assert [summary(output) for output in mixed] == [
+        whole[0],
+        summary(llm.generate(ids[1], short)[0]),
+        summary(llm.generate(ids[2], DRAWN)[0]),
+    ]
+    assert [len(output.tokens) for output in llm.generate(ids, [GREEDY] * 3, max_tokens=3)] == [3, 3, 3]
+    assert "".join(llm.stream("ab", GREEDY, max_tokens=4)) == llm.generate("ab", max_tokens=4, ignore_eos=True)[0].text
+    assert llm.chat([{"role": "user", "content": "ab"}], max_tokens=2, ignore_eos=True).finish_reason == "length"
+    idle(llm)
+
+
+def test_wrong_settings_are_refused_by_name(llm: LLM) -> None:
+    for call, message in (
+        (lambda: llm.generate("ab", max_token=3), "there is no setting 'max_token': did you mean max_tokens?"),
+        (lambda: llm.generate("ab", zzz=3), "there is no setting 'zzz'"),
+        (lambda: llm.generate(["ab", "cd"], [GREEDY]), "2 prompts and 1 params: give one for all, or one for each"),
+        (lambda: llm.generate("ab", {"max_tokens": 3}), "params is dict: give SamplingParams, or settings by name"),
+        (lambda: list(llm.stream("ab", max_tokens=0)), "max_tokens is 0; it must be at least 1"),
+    ):
+        with pytest.raises(KvarnError, match=re.escape(message)):
+            call()
+    idle(llm)
+
+
+def test_a_model_describes_itself(llm: LLM) -> None:
+    assert repr(llm) == "LLM('tiny', backend='cpu', cache='paged bf16, 4 x 512 tokens')"

@@ -7,9 +7,10 @@ hit and recomputation after a preemption need no separate states.
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvarn.cache.placement import Adoption
 from kvarn.engine.constraint import FREE, Constraint
@@ -77,6 +78,18 @@ class SamplingParams:
         ensure(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", "between 0 and 100")
         ensure(1 <= self.n <= 128, "n", "between 1 and 128")
         ensure(all(isinstance(s, str) and s for s in self.stop), "stop", "strings that are not empty")
+
+
+def with_settings(params: SamplingParams | None, settings: Mapping[str, Any]) -> SamplingParams:
+    """`params`, or the defaults, with these settings changed."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise KvarnError(f"params is {type(params).__name__}: give SamplingParams, or settings by name (max_tokens=3)")
+    known = [each.name for each in fields(SamplingParams)]
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise KvarnError(f"there is no setting {name!r}" + (f": did you mean {near[0]}?" if near else ""))
+    return replace(params or SamplingParams(), **settings)
 
 
 @dataclass(slots=True, eq=False)
