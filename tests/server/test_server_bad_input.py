@@ -148,6 +148,9 @@ def test_bad_input(server: Served, path: str, body: object, status: int, message
         {"stop": None, "seed": None, "logit_bias": None, "n": None, "tools": None, "nonsense": None},
         {"max_completion_tokens": 2, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}},
         {"seed": -5, "n": 1.0},
+        {"skip_special_tokens": True, "add_generation_prompt": True, "min_tokens": 0, "use_beam_search": False},
+        {"length_penalty": 1.0, "priority": 0, "cache_prompt": True, "chat_template_kwargs": {}},
+        {"messages": [*TALK, {"role": "assistant", "content": "x", "tool_calls": [], "annotations": []}, *TALK]},
     ],
 )
 def test_unsupported_fields_with_neutral_values_are_accepted(server: Served, fields: dict) -> None:

@@ -52,6 +52,7 @@ SHARED: dict[str, Schema] = {
     },
 }
 
+NOTHING: Schema = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 PART: Schema = {
     "type": "object",
     "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
@@ -64,7 +65,8 @@ MESSAGE: Schema = {
         "role": {"enum": ["system", "developer", "user", "assistant"]},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]},
         "name": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        **{key: {"type": "null"} for key in ("tool_calls", "function_call", "refusal", "audio", "annotations")},
+        **{key: {"type": "null"} for key in ("function_call", "refusal", "audio")},
+        **dict.fromkeys(("tool_calls", "annotations"), NOTHING),  # OpenAI's own answers have empty lists
     },
     "required": ["role", "content"],
     "additionalProperties": False,
@@ -101,7 +103,7 @@ DETOKENIZE: dict[str, Schema] = {
     "model": SHARED["model"],
 }
 
-NO_OPS: dict[str, list[Any]] = {  # OpenAI's fields that are not implemented, and the values that have no effect
+NO_OPS: dict[str, list[Any]] = {  # fields that are not implemented, and the values that have no effect
     "best_of": [1],
     "echo": [False],
     "suffix": [""],
@@ -119,5 +121,16 @@ NO_OPS: dict[str, list[Any]] = {  # OpenAI's fields that are not implemented, an
     "audio": [],
     "prediction": [],
     "web_search_options": [],
+    # vLLM's and llama.cpp's
+    "add_generation_prompt": [True],
+    "cache_prompt": [True],
+    "chat_template_kwargs": [{}],
+    "continue_final_message": [False],
+    "include_stop_str_in_output": [False],
+    "length_penalty": [1, 1.0],
+    "min_tokens": [0],
+    "priority": [0],
+    "skip_special_tokens": [True],
+    "use_beam_search": [False],
 }
 HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they do not change the answer
