@@ -127,8 +127,11 @@ class _Waiter(Listener):
 
     def token(self, job: Job, event: Event) -> None:
         if self._each_token:
-            self.ended(job)
+            self._wake()
 
     def ended(self, job: Job) -> None:
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so no task waits
             self._loop.call_soon_threadsafe(self._moved.set)
