@@ -25,7 +25,7 @@ from kvarn.backends.cpu import Cpu
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.engine.sampling import History, log_softmax, make_sampler
 from kvarn.graph.ops import Llama3Scaling, Rope, YarnScaling
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvarn.async_llm import AsyncLLM
-    from kvarn.engine.request import SamplingParams
+    from kvarn.engine.params import SamplingParams
     from kvarn.errors import KvarnError
     from kvarn.llm import LLM, Completion, Output
 
@@ -21,7 +21,7 @@ _HOMES = {
     "AsyncLLM": "kvarn.async_llm",
     "Completion": "kvarn.llm",
     "Output": "kvarn.llm",
-    "SamplingParams": "kvarn.engine.request",
+    "SamplingParams": "kvarn.engine.params",
     "KvarnError": "kvarn.errors",
 }
 

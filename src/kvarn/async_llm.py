@@ -14,17 +14,22 @@ loops and threads may share one AsyncLLM.
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from kvarn.engine.engine import Event
-from kvarn.engine.request import SamplingParams, with_settings
+from kvarn.engine.params import SamplingParams, with_settings
+from kvarn.errors import KvarnError
 from kvarn.jobs.background import Background
+from kvarn.jobs.batch import Conversation, OneOrEach, is_one_conversation, paired, prompts_of
 from kvarn.jobs.job import Job, Listener, Output
-from kvarn.llm import LLM, paired
+from kvarn.jobs.pieces import Piece, Pieces
+from kvarn.llm import LLM, one_answer
 from kvarn.text.tokenizer import Prompt
+
+Pairs = Sequence[tuple[Prompt, SamplingParams]]
 
 
 class AsyncLLM:
@@ -36,47 +41,64 @@ class AsyncLLM:
         self._background = Background(self.llm.runner)
         self._stop = weakref.finalize(self, self._background.stop)
 
+    def __repr__(self) -> str:
+        return f"Async{self.llm!r}"
+
     async def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **settings: Any,
+        self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
     ) -> list[Output]:
         """Continue each prompt (text, or token ids). If one fails, its error is raised and the others are cancelled."""
+        return await self._generate(paired(prompts_of(prompts), params, settings))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> "AsyncStream":
+        """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
+        the request."""
+        chosen = one_answer(with_settings(params, settings))
+        return AsyncStream(AsyncBatchStream(self, [(prompt, chosen)]))
+
+    def stream_batch(
+        self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
+    ) -> "AsyncBatchStream":
+        """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
+        return AsyncBatchStream(self, paired(prompts_of(prompts), params, settings))
+
+    @overload
+    async def chat(self, messages: Conversation, params: SamplingParams | None = None, **settings: Any) -> Output: ...
+    @overload
+    async def chat(
+        self, messages: Sequence[Conversation], params: OneOrEach = None, **settings: Any
+    ) -> list[Output]: ...
+    async def chat(self, messages: Any, params: Any = None, **settings: Any) -> Output | list[Output]:
+        """Answer a conversation with the model's chat template: a text, or [{"role": "user", "content": "..."}]. A list
+        of conversations gives a list of outputs."""
+        alone = is_one_conversation(messages)
+        pairs = await asyncio.to_thread(self._rendered, [messages] if alone else messages, params, settings)
+        outputs = await self._generate(pairs)
+        return outputs[0] if alone else outputs
+
+    def stream_chat(
+        self, messages: Conversation, params: SamplingParams | None = None, **settings: Any
+    ) -> "AsyncStream":
+        """The answer to one conversation, piece by piece."""
+        chosen = one_answer(with_settings(params, settings))
+        render = partial(asyncio.to_thread, self._rendered, [messages], chosen, {})
+        return AsyncStream(AsyncBatchStream(self, [], render))
+
+    def _rendered(self, conversations: Sequence[Conversation], params: OneOrEach, settings: Mapping[str, Any]) -> Pairs:
+        prompts: list[Prompt] = [self.llm.render(each) for each in conversations]
+        return [(prompt, self.llm.for_chat(chosen)) for prompt, chosen in paired(prompts, params, settings)]
+
+    async def _generate(self, pairs: Pairs) -> list[Output]:
         jobs: list[Job] = []
+        waiter = Waiter(each_token=False)
         try:
-            waits = []
-            for prompt, each in paired(prompts, params, settings):
-                waiter = _Waiter(each_token=False)
-                jobs.append(await self._start(prompt, each, waiter))
-                waits.append(waiter)
-            for job, waiter in zip(jobs, waits, strict=True):
+            for prompt, params in pairs:
+                jobs.append(await self.start(prompt, params, waiter))
+            for job in jobs:
                 await waiter.end_of(job)
         finally:
-            for job in jobs:
-                self.llm.runner.cancel(job)
+            self.cancel(jobs)
         return [job.output() for job in jobs]
-
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> AsyncIterator[str]:
-        """The text of one completion, piece by piece. Leaving the loop early cancels the request."""
-        waiter = _Waiter(each_token=True)
-        job = await self._start(prompt, with_settings(params, settings), waiter)
-        text, done = job.texts[0], False
-        try:
-            while not done:
-                await waiter.progress()
-                done = job.done  # read before `take`: no text is added after it is true
-                if piece := text.take():
-                    yield piece
-            await waiter.end_of(job)
-        finally:
-            self.llm.runner.cancel(job)
-
-    async def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
-    ) -> Output:
-        """Answer a conversation, [{"role": "user", "content": "..."}], with the model's chat template."""
-        return (await self.generate(await asyncio.to_thread(self.llm.render, messages), params, **settings))[0]
 
     def close(self) -> None:
         """Wait for the step under way and stop. Unfinished requests and later calls raise an error."""
@@ -89,25 +111,105 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    async def _start(self, prompt: Prompt, params: SamplingParams, waiter: "_Waiter") -> Job:
+    # -- jobs: a request with its text ---------------------------------------------------------------------------
+
+    async def start(self, prompt: Prompt, params: SamplingParams, waiter: "Waiter") -> Job:
         """Tokenize and queue a prompt on another thread. If this task is cancelled meanwhile, so is the request."""
         work = partial(self.llm.start, prompt, params, listener=waiter)
         starting = asyncio.get_running_loop().run_in_executor(None, work)
         try:
             job = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(self._cancel)
+            starting.add_done_callback(self._cancel_started)
             raise
         self._background.wake()
         return job
 
-    def _cancel(self, started: "asyncio.Future[Job]") -> None:
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Never waits; does nothing for jobs that are done."""
+        for job in jobs:
+            self.llm.runner.cancel(job)
+
+    def _cancel_started(self, started: "asyncio.Future[Job]") -> None:
         if not started.cancelled() and started.exception() is None:
-            self.llm.runner.cancel(started.result())
+            self.cancel([started.result()])
 
 
-class _Waiter(Listener):
-    """Wakes the task that waits for a job. Made on the task's event loop."""
+class AsyncBatchStream(AsyncIterator[Piece]):
+    """The answers to several prompts, piece by piece, in the order in which they are computed.
+
+    The requests begin when the first piece is asked for: those of `pairs`, or those that `render` gives.
+    A stream that is closed or dropped cancels them."""
+
+    def __init__(self, llm: AsyncLLM, pairs: Pairs, render: Callable[[], Awaitable[Pairs]] | None = None) -> None:
+        self._llm = llm
+        self._pairs = pairs
+        self._render = render
+        self._jobs: list[Job] = []
+        self._pieces: Pieces | None = None
+        self._closed = False
+
+    async def __anext__(self) -> Piece:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if self._pieces is None:
+                self._pieces = await self._start()
+            while (piece := self._pieces.take()) is None and not self._pieces.ended:
+                await self._waiter.progress()
+        except BaseException:
+            self.close()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def _start(self) -> Pieces:
+        self._waiter = Waiter(each_token=True)
+        for prompt, params in self._pairs if self._render is None else await self._render():
+            self._jobs.append(await self._llm.start(prompt, params, self._waiter))
+        return Pieces(self._jobs)
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The answers: whole after the last piece, before it what there is so far."""
+        return [job.output() for job in self._jobs]
+
+    def close(self) -> None:
+        """Cancel what is not finished."""
+        self._closed = True
+        self._llm.cancel(self._jobs)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncStream(AsyncIterator[str]):
+    """The text of one answer, piece by piece."""
+
+    def __init__(self, batch: AsyncBatchStream) -> None:
+        self._batch = batch
+
+    async def __anext__(self) -> str:
+        return (await anext(self._batch)).text
+
+    @property
+    def output(self) -> Output:
+        """The answer: whole after the last piece, before it what there is so far."""
+        if not self._batch.outputs:
+            raise KvarnError("the stream has not begun: ask for its first piece")
+        return self._batch.outputs[0]
+
+    async def aclose(self) -> None:
+        """Cancel the answer, if it is not finished."""
+        self._batch.close()
+
+
+class Waiter(Listener):
+    """Wakes the task that waits for jobs. Made on the task's event loop."""
 
     def __init__(self, each_token: bool) -> None:
         self._loop = asyncio.get_running_loop()

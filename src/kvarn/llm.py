@@ -9,23 +9,27 @@ and several streams may be read at the same time: all unfinished requests are co
 (`kvarn.jobs.runner`).
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from kvarn.backends import check_memory, open_backend
 from kvarn.backends.base import Backend, Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.request import SamplingParams, with_settings
+from kvarn.engine.params import SamplingParams, chat_defaults, with_settings
 from kvarn.errors import KvarnError
+from kvarn.jobs.batch import Conversation, OneOrEach, ids_of, is_one_conversation, messages_of, paired, prompts_of
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
+from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.own_sampling import own_sampling
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
 from kvarn.models.config import ModelConfig
@@ -34,7 +38,7 @@ from kvarn.text.chat import ChatTemplate
 from kvarn.text.quoting import Quotes, Quoting, Unquoted
 from kvarn.text.tokenizer import Prompt, Tokenizer
 
-__all__ = ["LLM", "Completion", "Job", "Output", "TokenLogprob"]
+__all__ = ["LLM", "BatchStream", "Completion", "Job", "Output", "Piece", "Stream", "TokenLogprob"]
 
 DEFAULT_CONTEXT = 4096  # or the context of the model, if that is less
 
@@ -45,14 +49,22 @@ class LLM:
     model                   a name (`smollm2`), a .gguf file, a folder with safetensors, or
                             hf:org/repo[/file.gguf]
     cache                   a cache strategy; `kvarn strategies` lists them
-    cache_type              a codec
-    context                 most tokens of a prompt and its answer together
+    cache_type              number type of stored keys and values: f32, f16, bf16 or int8
+    cache_layout            order of the bytes in a block; None takes the backend's
+    cache_bytes             memory for keys and values; None takes what max_seqs full contexts need
+    block_size              tokens per block: a power of two from 16
+    window                  a token sees itself and the window - 1 tokens before it
+    pinned                  the first tokens, this many, stay visible outside the window
+    context                 most tokens of a prompt and its answer together; 0 for all that the model was trained
+                            for. With the strategies ring and sinks, how many of the last tokens are seen
     max_seqs                most sequences that are computed at the same time
     max_batch_tokens        most tokens of a step
+    threads                 threads that compute; None takes one per physical core
+    backend                 `cpu`, `reference` (NumPy, slow, the oracle), or an open Backend
     chunk_while_decoding    most prompt tokens of a step in which other sequences decode
     max_waiting             most requests in the queue
     trust_messages          recognize control tokens in the text of messages; by default they are plain text
-    backend                 `cpu`, `reference` (NumPy, slow, the oracle), or an open Backend
+    progress                called with (what, done, total) while the model is fetched and loaded
     """
 
     def __init__(
@@ -82,6 +94,7 @@ class LLM:
         checkpoint = open_checkpoint(resolve(str(model), progress=progress))
         self.config = checkpoint.config
         self.tokenizer = tokenizer_of(checkpoint)
+        self.chat_defaults = chat_defaults(own_sampling(checkpoint))
         config = CacheConfig(
             layers=self.config.layer_specs,
             context=context_of(self.config, context),
@@ -95,9 +108,7 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
-        if config.context > self.config.context:
-            raise KvarnError(f"context {context}: {self.config.name} was trained for {self.config.context} tokens")
-        planned = plan(config, self.backend.default_layout)
+        planned = plan(within(config, self.config), self.backend.default_layout)
         check_memory(planned, self.backend)
         memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
@@ -121,21 +132,14 @@ class LLM:
         cache = f"{plan.strategy.name} {plan.codec.name}, {plan.max_seqs} x {plan.context} tokens"
         return f"LLM({self.config.name!r}, backend={self.backend.name!r}, cache={cache!r})"
 
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **settings: Any,
-    ) -> list[Output]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any) -> list[Output]:
         """Continue each prompt (text, or token ids). All prompts are computed together. If one fails, its error is
         raised.
 
         `params` are for all prompts, or a list with one for each. `settings` are fields of SamplingParams
         by name: generate("Hi", max_tokens=3)."""
-        jobs: list[Job] = []
+        jobs = self._start_all(paired(prompts_of(prompts), params, settings))
         try:
-            for prompt, each in paired(prompts, params, settings):  # if one is refused, the earlier ones are cancelled
-                jobs.append(self.start(prompt, each))
             for job in jobs:
                 self.runner.wait(job)
         finally:
@@ -143,19 +147,44 @@ class LLM:
                 self.runner.cancel(job)
         return [job.output() for job in jobs]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Iterator[str]:
-        """The text of one completion, piece by piece. Leaving the loop early cancels the request."""
-        yield from self.stream_job(self.start(prompt, with_settings(params, settings)))
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Stream:
+        """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
+        the request."""
+        return self.stream_job(self.start(prompt, one_answer(with_settings(params, settings))))
 
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
-    ) -> Output:
-        """Answer a conversation, [{"role": "user", "content": "..."}], with the model's chat template."""
-        return self.generate(self.render(messages), params, **settings)[0]
+    def stream_batch(
+        self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
+    ) -> BatchStream:
+        """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
+        return BatchStream(self.runner, self._start_all(paired(prompts_of(prompts), params, settings)))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    @overload
+    def chat(self, messages: Conversation, params: SamplingParams | None = None, **settings: Any) -> Output: ...
+    @overload
+    def chat(self, messages: Sequence[Conversation], params: OneOrEach = None, **settings: Any) -> list[Output]: ...
+    def chat(self, messages: Any, params: Any = None, **settings: Any) -> Output | list[Output]:
+        """Answer a conversation with the model's chat template: a text, or [{"role": "user", "content": "..."}].
+
+        A list of conversations gives a list of outputs; they are computed together. Settings that are
+        open take `chat_defaults`, so answers are drawn with the model's own temperature."""
+        alone = is_one_conversation(messages)
+        prompts = [self.render(each) for each in ([messages] if alone else messages)]
+        each = [(prompt, self.for_chat(chosen)) for prompt, chosen in paired(prompts, params, settings)]
+        outputs = self.generate([prompt for prompt, _ in each], [chosen for _, chosen in each])
+        return outputs[0] if alone else outputs
+
+    def stream_chat(self, messages: Conversation, params: SamplingParams | None = None, **settings: Any) -> Stream:
+        """The answer to one conversation, piece by piece."""
+        chosen = self.for_chat(one_answer(with_settings(params, settings)))
+        return self.stream_job(self.start(self.render(messages), chosen))
+
+    def for_chat(self, params: SamplingParams) -> SamplingParams:
+        """Settings for a conversation: those that are open take `chat_defaults`."""
+        return params.with_defaults(self.chat_defaults)
+
+    def render(self, messages: Conversation) -> list[int]:
         """The token ids of a conversation, up to the start of the answer."""
-        quoted = self.quotes.quote(messages)
+        quoted = self.quotes.quote(messages_of(messages))
         text = self.template.render(quoted.values)
         return self.tokenizer.encode(text, special=True, stand_ins=quoted.stand_ins)
 
@@ -188,20 +217,24 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, conversation: Hashable = None, listener: Listener = SILENT
     ) -> Job:
         """Queue a prompt; `stream_job` runs it. Prompts of one `conversation` reuse its history in the cache."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
-        return self.runner.add(tokens, params, conversation=conversation, listener=listener)
+        text = prompt if isinstance(prompt, str) else None
+        tokens = ids_of(prompt) if text is None else self.tokenizer.encode(text)
+        return self.runner.add(tokens, params, conversation=conversation, listener=listener, text=text)
 
-    def stream_job(self, job: Job) -> Iterator[str]:
-        text, done = job.texts[0], False
+    def stream_job(self, job: Job) -> Stream:
+        return Stream(self.runner, job)
+
+    def _start_all(self, prompts: Sequence[tuple[Prompt, SamplingParams]]) -> list[Job]:
+        """Queue all prompts. If one is refused, cancel the earlier ones."""
+        jobs: list[Job] = []
         try:
-            while not done:
-                self.runner.advance(lambda: job.done or text.ready)
-                done = job.done  # read before `take`: no text is added after it is true
-                if piece := text.take():
-                    yield piece
-            self.runner.wait(job)  # raises the error of a failed request
-        finally:
-            self.runner.cancel(job)
+            for prompt, params in prompts:
+                jobs.append(self.start(prompt, params))
+        except BaseException:
+            for job in jobs:
+                self.runner.cancel(job)
+            raise
+        return jobs
 
 
 def context_of(config: ModelConfig, context: int | None) -> int:
@@ -209,39 +242,23 @@ def context_of(config: ModelConfig, context: int | None) -> int:
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
 
 
-def paired(
-    prompts: Prompt | Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    settings: Mapping[str, Any],
-) -> list[tuple[Prompt, SamplingParams]]:
-    """Each prompt with its SamplingParams."""
-    batch = _batch(prompts)
-    if not isinstance(params, list | tuple):
-        return [(prompt, each) for each in [with_settings(params, settings)] for prompt in batch]  # type: ignore[arg-type]
-    if len(params) != len(batch):
-        raise KvarnError(f"{len(batch)} prompts and {len(params)} params: give one for all, or one for each")
-    return [(prompt, with_settings(each, settings)) for prompt, each in zip(batch, params, strict=True)]
+def within(config: CacheConfig, model: ModelConfig) -> CacheConfig:
+    """The cache for this model. With the strategies that roll, the context is the window, and a sequence goes on to
+    the context that the model was trained for."""
+    if config.context > model.context:
+        raise KvarnError(
+            f"context {config.context}: {model.name} was trained for {model.context} tokens; give at most that, "
+            "or 0 for all of it"
+        )
+    if resolve_strategy(config.strategy, config.context, config.max_seqs).rolls:
+        return replace(config, context=model.context, window=config.window or config.context)
+    return config
 
 
-def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, from one prompt or several."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes | bytearray) or not hasattr(prompts, "__len__"):
-        raise KvarnError(f"a prompt is {type(prompts).__name__}: give text, token ids, or a list of such prompts")
-    if len(prompts) and all(hasattr(prompt, "__len__") for prompt in prompts):
-        return list(prompts)  # type: ignore[arg-type]
-    return [_ids(prompts)]
-
-
-def _ids(prompt: object) -> list[int]:
-    """Token ids as integers. Nothing else is converted to an id."""
-    try:
-        if isinstance(prompt, bytes | bytearray):
-            raise TypeError
-        return [index(token) for token in prompt]  # type: ignore[attr-defined]
-    except TypeError:
-        raise KvarnError("the prompt has a token that is not an integer: give text or token ids") from None
+def one_answer(params: SamplingParams) -> SamplingParams:
+    if params.n != 1:
+        raise KvarnError(f"a stream has one answer and n is {params.n}: use stream_batch")
+    return params
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

@@ -5,7 +5,7 @@ import pytest
 from support import tiny
 
 from kvarn.arrays import Doubles
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 
 
 class Alternating:

@@ -8,7 +8,8 @@ from support.tiny import VOCAB, alone, engine_of, finish
 from kvarn.cache.placement import Reason, ReuseLimit
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.engine.request import Request, SamplingParams
+from kvarn.engine.params import SamplingParams
+from kvarn.engine.request import Request
 
 RNG = random.Random(5)
 FIRST = [RNG.randrange(VOCAB) for _ in range(70)]

@@ -25,7 +25,7 @@ from kvarn.backends.reference import Reference
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import NAMES
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.models.families import FAMILIES
 
@@ -187,7 +187,7 @@ def test_stop_tokens_and_end_tokens() -> None:
     output = alone(PROMPTS[3])
     third = output[2]
     for params, length in (
-        (SamplingParams(max_tokens=20, stop_tokens=[third]), output.index(third) + 1),
+        (SamplingParams(max_tokens=20, stop_token_ids=[third]), output.index(third) + 1),
         (SamplingParams(max_tokens=7), 7),
     ):
         assert len(alone(PROMPTS[3], params)) == length
@@ -206,7 +206,8 @@ def test_the_context_ends_an_answer() -> None:
     request = engine.add(PROMPTS[4], SamplingParams(max_tokens=500))
     finish(engine)
     assert request.samples[0].finish_reason == "length"
-    assert len(request.samples[0].tokens) == 129, "the last token needs no place in the cache"
+    assert request.samples[0].limit == "context"
+    assert len(request.samples[0].tokens) == 128, "prompt and answer together"
 
 
 @pytest.mark.any_backend
@@ -228,7 +229,7 @@ def test_what_can_never_be_served_is_refused_with_the_numbers() -> None:
         small.add([1] * 64, GREEDY)
     request = small.add([1] * 60, SamplingParams(max_tokens=50))
     finish(small)
-    assert len(request.samples[0].tokens) == 65
+    assert len(request.samples[0].tokens) == 64
     assert not engine.busy
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.tiny import VOCAB, blocks_of_16, engine_of, finish
 
 from kvarn.engine.explain import explain, in_words, to_json
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 
 RNG = random.Random(8)
 TEXT = [RNG.randrange(VOCAB) for _ in range(100)]

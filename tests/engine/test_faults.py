@@ -8,7 +8,7 @@ from support import tiny
 from support.tiny import PROMPTS, alone, blocks_of_16, engine_of, finish, program_of
 
 from kvarn.engine.explain import explain
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.errors import KvarnError, QueueFull
 
 POISON = 99

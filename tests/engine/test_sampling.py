@@ -5,12 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kvarn.engine.request import SamplingParams
-from kvarn.engine.sampling import History, log_softmax, make_sampler, uniform
+from kvarn.engine import sampling
+from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
+from kvarn.engine.sampling import History, log_softmax, uniform
 from kvarn.errors import BadLogits, KvarnError
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0, 0.5], np.float32)
 EMPTY = History([], 0)
+
+
+def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> sampling.Sampler:
+    return sampling.make_sampler(params.with_defaults(TEXT_DEFAULTS), seed, vocab_size)
 
 
 def draw(logits=LOGITS, history=EMPTY, k=0, seed=1, **params):
@@ -115,9 +120,11 @@ def test_invalid_parameters_are_refused_by_name(field: str, value: object) -> No
 
 
 @pytest.mark.parametrize("wrong", ["1", 1.5, None, [1], b"1"])
-@pytest.mark.parametrize("field", ["max_tokens", "top_k", "n", "seed", "logprobs", "stop", "stop_tokens", "logit_bias"])
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "top_k", "n", "seed", "logprobs", "stop", "stop_token_ids", "logit_bias"]
+)
 def test_values_of_a_wrong_type_are_refused_by_name(field: str, wrong: object) -> None:
-    right = {"seed": None, "logprobs": None, "stop": "1", "stop_tokens": [1]}
+    right = dict.fromkeys(("max_tokens", "top_k", "seed", "logprobs")) | {"stop": "1", "stop_token_ids": [1]}
     if (field, wrong) in right.items():
         SamplingParams(**{field: wrong})
         return
@@ -127,7 +134,7 @@ def test_values_of_a_wrong_type_are_refused_by_name(field: str, wrong: object) -
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"])
 def test_numbers_of_a_wrong_type_are_refused_by_name(field: str) -> None:
-    for wrong in ("1", None, [1], 1j):
+    for wrong in ("1", [1], 1j):
         with pytest.raises(KvarnError, match=f"^{field} is .*; it must be a number"):
             SamplingParams(**{field: wrong})
     SamplingParams(**{field: np.float32(1)}, max_tokens=np.int64(3), seed=np.uint32(1))

@@ -5,7 +5,7 @@ from support import tiny
 from support.null_backend import TOKEN
 
 from kvarn.engine.config import EngineConfig
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.engine.scheduler import Scheduler
 from kvarn.errors import KvarnError
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from support.tiny import VOCAB, blocks_of_16, engine_of, finish, program_of
 
-from kvarn.engine.request import Request, SamplingParams
+from kvarn.engine.params import SamplingParams
+from kvarn.engine.request import Request
 
 N = 64
 PROGRAM = program_of()

@@ -70,7 +70,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
         TEXT,
         text(max_tokens=9999),
         400,
-        "together more than the 257 that fit; lower max_tokens to 252",
+        "together more than the 256 that fit; lower max_tokens to 251",
     ),
     "too many prompts": (TEXT, text(prompt=["a"] * 70, n=2), 400, "70 prompts times n is more than 128"),
     # messages

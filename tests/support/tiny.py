@@ -13,7 +13,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.graph.ops import Rope
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import family_of, graph_of

@@ -25,8 +25,8 @@ class Case:
 
     @property
     def context(self) -> int:
-        """Most tokens of a sequence: depth, n, and the last predicted token."""
-        return self.depth + self.n + 1
+        """Room for a sequence: depth, n, the last predicted token, and one more, so that the context never ends it."""
+        return self.depth + self.n + 2
 
 
 class Reading(NamedTuple):

@@ -39,7 +39,7 @@ class Timed:
 
 def measure(llm: LLM, setup: Setup, depths: Sequence[int], n: int, repetitions: int) -> list[dict[str, float]]:
     program = Timed(llm.program)
-    context = max(depths) + n + 1
+    context = Case("tg", n, max(depths)).context
     engine = build(llm, setup, context, 1, program)
     ours = EngineSubject(engine, 1, RandomIds(llm.config.vocab_size, context), llm.program.nbytes)
     points = []

@@ -16,7 +16,8 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.request import Sample, SamplingParams
+from kvarn.engine.params import SamplingParams
+from kvarn.engine.request import Sample
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 

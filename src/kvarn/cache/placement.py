@@ -61,6 +61,7 @@ class Reason(StrEnum):
     SHORT = "shorter than a block"  # the other shared tokens were in a partly filled block that was not kept
     OUT_OF_WINDOW = "out of window"
     NOT_SHARING = "strategy does not share"
+    LOGITS = "logits asked for"  # of the prompt's tokens, so the prompt is computed
 
 
 class ReuseLimit(NamedTuple):

@@ -14,6 +14,7 @@ class Strategy:
     summary: str
     layout: str | None = None  # None: the user's choice, or the backend's default
     windowed: bool = False  # always use a window; if neither model nor user gives one, it is the context
+    rolls: bool = False  # its memory depends on the window alone, so a sequence may go on after the context
     pinned: int = 0  # default of CacheConfig.pinned
     one_page: bool = False  # by default, one block holds the whole context
 
@@ -24,9 +25,9 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy("contiguous", "slab", "one slab per sequence: a page table with one page", one_page=True),
         Strategy("head-major", "slab", "a slab, each head's history in one piece", layout="head-major", one_page=True),
         Strategy("repeated", "slab", "a slab with KV heads stored per query head", layout="repeated", one_page=True),
-        Strategy("ring", "cyclic", "a fixed ring that holds the window", windowed=True),
+        Strategy("ring", "cyclic", "a fixed ring that holds the window", windowed=True, rolls=True),
         Strategy("sliding", "paged", "pages; those below the window go back to the pool", windowed=True),
-        Strategy("sinks", "cyclic", "a ring, and the first tokens stay visible", windowed=True, pinned=4),
+        Strategy("sinks", "cyclic", "a ring, and the first tokens stay visible", windowed=True, rolls=True, pinned=4),
         Strategy("paged", "paged", "pages on demand, equal prefixes shared"),
     )
 }

@@ -12,7 +12,7 @@ from kvarn.cli import flags
 from kvarn.cli.manual import describe
 from kvarn.cli.run import summary
 from kvarn.engine.explain import explain, in_words
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 

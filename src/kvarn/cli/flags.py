@@ -10,7 +10,7 @@ from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli.progress import ProgressLine
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 

@@ -20,8 +20,9 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.step import Step
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
-from kvarn.engine.request import Request, Sample, SamplingParams, Timing
-from kvarn.engine.sampling import History, Sampled, make_sampler
+from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
+from kvarn.engine.request import Request, Sample, Timing
+from kvarn.engine.sampling import History, Sampled, make_report, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
@@ -76,13 +77,15 @@ class Engine:
         constrain: Callable[[int], Constraint] = lambda k: FREE,
         announce: Callable[[Request], None] = lambda request: None,
     ) -> Request:
-        """Queue a request. Raises if the request can never be served, or if the queue is full.
+        """Queue a request. Raises if the request can never be served, or if the queue is full. Settings that are open
+        take the defaults of a text.
 
         `constrain(k)` makes the constraint of sample k. If the strategy does not share prefixes, a
         request continues the sequence of the last request with the same `conversation`. `announce` is
         called just before the request is queued, so that its owner can cancel it after an interrupt."""
         self._check(prompt)
         self._check_queue()
+        params = params.with_defaults(TEXT_DEFAULTS)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         timing = Timing(queued_at=time.perf_counter())
         scoped = _scoped(salt, conversation)
@@ -135,7 +138,7 @@ class Engine:
         if sample.finish_reason is None:
             self._finish(sample, reason)
         elif (sample.finish_reason, reason) == ("length", "stop"):
-            sample.finish_reason = reason
+            sample.finish_reason, sample.limit = reason, None
 
     def step(self) -> list[Event]:
         """Run one step for every request that has room. If it raises, call `isolate` before the next step."""
@@ -235,10 +238,12 @@ class Engine:
         end = 0
         for w in order:
             end += w.n_rows
+            request = w.sample.request
+            if w.n_rows and request.params.prompt_logprobs is not None:
+                self._score_prompt(w, rows[end - w.n_rows : end, : self._n_tokens])
             if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
                 continue
             row = rows[end - 1, : self._n_tokens]  # the row of its newest token
-            request = w.sample.request
             n_prompt = len(request.prompt)
             samples = [w.sample]
             # Only the first time: after a preemption the sample still has its sampled tokens.
@@ -253,6 +258,16 @@ class Engine:
                 result = error
             drawn.append((samples, result))
         return drawn
+
+    @staticmethod
+    def _score_prompt(work: Work, rows: Floats) -> None:
+        """Report the log-probabilities of prompt tokens, row by row: one row of float64 at a time."""
+        request, start = work.sample.request, work.sample.computed
+        report = make_report(request.params.prompt_logprobs)
+        known = request.prompt_logprobs
+        for at in range(start + 1, min(start + work.n, len(request.prompt) - 1) + 1):
+            if at == len(known) + 1:  # a step that is run again has rows that are known
+                known.append(report(rows[at - 1 - start], request.prompt[at]))
 
     def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:
         """Append the sampled tokens. All samples after the first fork from it."""
@@ -272,9 +287,13 @@ class Engine:
 
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params
-        if token in params.stop_tokens or (token in self._eos and not params.ignore_eos):
+        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
             self._finish(sample, "stop")
-        elif sample.n_output >= params.max_tokens or len(sample.tokens) > self.cache.longest:
+        elif sample.n_output >= (params.max_tokens or 0):
+            sample.limit = "max_tokens"
+            self._finish(sample, "length")
+        elif len(sample.tokens) >= self.cache.longest:
+            sample.limit = "context"
             self._finish(sample, "length")
 
     def _finish(self, sample: Sample, reason: str) -> None:

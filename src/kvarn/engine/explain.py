@@ -136,6 +136,7 @@ def _why(e: Explanation, limit: ReuseLimit) -> str:
         Reason.OUT_OF_WINDOW: f"{limit.at} tokens were known, but {lost} of them had left the window{when}",
         Reason.SHORT: f"{limit.at} tokens are shared, {lost} of them in a block that was never filled and not kept",
         Reason.NOT_SHARING: "this cache strategy does not share prefixes; paged does",
+        Reason.LOGITS: "prompt_logprobs needs the logits of every token, so the prompt was computed",
     }[limit.reason]
 
 

@@ -1,16 +1,17 @@
 """Sampling. A request's sampler is a closure. It is built once, so the loop over tokens checks no flags.
 
-Order: logit bias, penalties, the constraint. Then greedy sampling takes the largest logit; otherwise
-temperature, top-k, top-p, min-p and a random draw follow. The random number of output token i of
+Order: logit bias, penalties, logits processors, the constraint. Then greedy sampling takes the largest
+logit; otherwise temperature, top-k, top-p, min-p and a random draw follow. The random number of output token i of
 sample k is a function of (seed, k, i), so batching, preemption and restarts do not change it. Ties go
-to the lower id. Log-probabilities are those of the model, before all these steps.
+to the lower id. Log-probabilities are those of the model, before all these steps. All settings of the
+request must have values (`SamplingParams.with_defaults`).
 """
 
 import math
 from collections.abc import Callable
 from hashlib import blake2b
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from kvarn.arithmetic import exp, log, total
 from kvarn.arrays import Doubles, Floats
 from kvarn.engine.constraint import FREE, Constraint
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import LogitsProcessor, SamplingParams
 from kvarn.errors import BadLogits, KvarnError
 
 
@@ -45,6 +46,8 @@ class History(NamedTuple):
 
 Sampler = Callable[[Floats, History, int, Constraint], Sampled]  # logits [vocabulary], history, k of the sample
 Edit = Callable[[Doubles, History], None]
+Report = Callable[[Floats, int], Sampled]  # a token and its log-probabilities in these logits
+Value = TypeVar("Value")
 
 
 def uniform(seed: int, k: int, i: int) -> float:
@@ -56,7 +59,7 @@ def uniform(seed: int, k: int, i: int) -> float:
 def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
     edits = _edits(params, vocab_size)
     choose = _greedy if params.temperature == 0 else _drawing(params, seed)
-    report = _no_report if params.logprobs is None else _reporting(params.logprobs)
+    report = make_report(params.logprobs)
 
     plain = params.temperature == 0 and not edits  # then the argmax needs no float64 copy
 
@@ -67,7 +70,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
                 f"the model's largest logit is {logits[likeliest]}: its weights are damaged, fetch it again"
             )
         if plain and constraint is FREE:
-            return Sampled(likeliest, *report(logits, likeliest))
+            return report(logits, likeliest)
         scores = logits.astype(np.float64)
         for edit in edits:
             edit(scores, history)
@@ -75,10 +78,14 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
             constraint.mask(scores)
             if np.isneginf(scores.max()):
                 raise KvarnError("the constraint of this request allows no token")
-        token = choose(scores, k, history.n_output)
-        return Sampled(token, *report(logits, token))
+        return report(logits, choose(scores, k, history.n_output))
 
     return sample
+
+
+def _value(setting: Value | None) -> Value:
+    assert setting is not None, "a setting is open"
+    return setting
 
 
 def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
@@ -89,8 +96,8 @@ def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
             raise KvarnError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
         bias = np.array(list(params.logit_bias.values()), np.float64)
         edits.append(lambda scores, history: _add(scores, ids, bias))
-    if params.repetition_penalty != 1:
-        penalty = params.repetition_penalty
+    penalty = _value(params.repetition_penalty)
+    if penalty != 1:
 
         def repetition(scores: Doubles, history: History) -> None:
             seen = np.array(sorted(set(history.tokens)), np.int64)
@@ -105,7 +112,25 @@ def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
             scores[ids] -= presence + frequency * counts
 
         edits.append(presence_and_frequency)
-    return edits
+    return [*edits, *map(_processing, params.logits_processors)]
+
+
+def _processing(process: LogitsProcessor) -> Edit:
+    """Calls a caller's function. What it returns is checked, because the sampler relies on it."""
+    name = getattr(process, "__name__", type(process).__name__)
+
+    def edit(scores: Doubles, history: History) -> None:
+        changed = process(history.output, scores)
+        if changed is not None:
+            if np.shape(changed) != scores.shape:
+                raise KvarnError(f"the logits processor {name} returned {np.shape(changed)}, not {scores.shape}")
+            scores[:] = changed
+        largest = scores.max()  # NaN, if there is one
+        if not math.isfinite(largest):
+            what = "no token is allowed" if np.isneginf(largest) else f"the largest logit is {largest}"
+            raise KvarnError(f"after the logits processor {name} {what}")
+
+    return edit
 
 
 def _add(scores: Doubles, ids: NDArray[np.int64], bias: Doubles) -> None:
@@ -117,19 +142,22 @@ def _greedy(scores: Doubles, k: int, i: int) -> int:
 
 
 def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int], int]:
+    temperature, top_k = _value(params.temperature), _value(params.top_k)
+    top_p, min_p = _value(params.top_p), _value(params.min_p)
+
     def draw(scores: Doubles, k: int, i: int) -> int:
-        ids = _largest(scores, params.top_k)
+        ids = _largest(scores, top_k)
         # The maximum is subtracted first: a quotient by a tiny temperature may overflow to -inf, never to +inf.
         with np.errstate(over="ignore"):
-            kept = (scores[ids] - scores[ids[0]]) / params.temperature
+            kept = (scores[ids] - scores[ids[0]]) / temperature
         p = exp(kept)
-        if params.top_p < 1:
+        if top_p < 1:
             mass = np.cumsum(p)
             before = mass - p  # mass of the likelier tokens: the token that crosses top_p stays
-            n = int(np.count_nonzero(before < params.top_p * mass[-1]))
+            n = int(np.count_nonzero(before < top_p * mass[-1]))
             ids, p = ids[:n], p[:n]
-        if params.min_p:
-            n = int(np.count_nonzero(p >= params.min_p * p[0]))
+        if min_p:
+            n = int(np.count_nonzero(p >= min_p * p[0]))
             ids, p = ids[:n], p[:n]
         mass = np.cumsum(p)
         return int(ids[min(int(np.searchsorted(mass, uniform(seed, k, i) * mass[-1], side="right")), len(ids) - 1)])
@@ -148,17 +176,19 @@ def _largest(scores: Doubles, k: int) -> NDArray[np.intp]:
     return ids[np.argsort(-scores[ids], kind="stable")]
 
 
-def _no_report(logits: Floats, token: int) -> tuple[None, tuple[tuple[int, float], ...]]:
-    return None, ()
+def make_report(n: int | None) -> Report:
+    """Reports the log-probability of a token and of the n most likely tokens. None: no log-probabilities."""
 
-
-def _reporting(n: int) -> Callable[[Floats, int], tuple[float, tuple[tuple[int, float], ...]]]:
-    def report(logits: Floats, token: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    def report(logits: Floats, token: int) -> Sampled:
         logprobs = log_softmax(logits)
         top = _largest(logprobs, n) if n else np.array([], np.intp)
-        return float(logprobs[token]), tuple((int(t), float(logprobs[t])) for t in top)
+        return Sampled(token, float(logprobs[token]), tuple((int(t), float(logprobs[t])) for t in top))
 
-    return report
+    return _no_report if n is None else report
+
+
+def _no_report(logits: Floats, token: int) -> Sampled:
+    return Sampled(token, None, ())
 
 
 def log_softmax(logits: Floats) -> Doubles:

@@ -13,11 +13,13 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from kvarn.cache.cache import KVCache
-from kvarn.cache.placement import Adoption
+from kvarn.cache.placement import Adoption, Reason, ReuseLimit
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.faults import OneByOne
 from kvarn.engine.parked import ParkedSequences
 from kvarn.engine.request import Sample
+
+MOST_ROWS = 64  # rows of prompt logits in a step: a row has one number per token of the vocabulary
 
 
 class Work(NamedTuple):
@@ -95,7 +97,7 @@ class Scheduler:
         prompts = [sample for sample in self.running if sample.missing > 1]
         for group in (decoding, prompts):
             for sample in group:
-                n = min(sample.missing, self.max_chunk, budget)
+                n = min(sample.missing, self._most(sample), budget)
                 if n and sample in self.running and self._reserve(sample, n, work):
                     work[sample] = n
                     budget -= n
@@ -141,7 +143,7 @@ class Scheduler:
                 if n := self._admit(sample, self.max_batch_tokens):
                     return [_work(self._enter(sample), n)]
             else:
-                n = min(sample.missing, self.max_chunk, self.max_batch_tokens)
+                n = min(sample.missing, self._most(sample), self.max_batch_tokens)
                 if self._reserve(sample, n, {}):
                     return [_work(sample, n)]
             others = [other for other in self.running if other is not sample]
@@ -160,6 +162,10 @@ class Scheduler:
             if victim is sample:
                 return False
         return True
+
+    def _most(self, sample: Sample) -> int:
+        """Most tokens of the sample in one step."""
+        return min(self.max_chunk, MOST_ROWS) if _asks_for_rows(sample) else self.max_chunk
 
     def _preempt(self, victim: Sample) -> None:
         self.running.remove(victim)
@@ -183,7 +189,7 @@ class Scheduler:
         adoption = self._start(sample)
         if adoption is None:
             return 0
-        n = min(len(sample.tokens) - adoption.reused, self.max_chunk, budget)
+        n = min(len(sample.tokens) - adoption.reused, self._most(sample), budget)
         while not self.cache.reserve(sample.id, adoption.reused + n):
             if not self.parked.drop_oldest():
                 self.cache.free(sample.id)
@@ -196,15 +202,25 @@ class Scheduler:
     def _start(self, sample: Sample) -> Adoption | None:
         """Open the sample's sequence, or resume the parked one of its conversation. None if all rows are in use."""
         request = sample.request
-        counted = request.adoption is None  # a request counts as one query, even if it is preempted
+        asks = _asks_for_rows(sample)
+        counted = request.adoption is None and not asks  # one query per request, even if it is preempted
+        known = sample.tokens[: request.n_reusable + 1] if asks else sample.tokens
         if sample.index == 0 and (parked := self.parked.take(request.conversation)):
             sample.id = parked.id
-            return self.cache.resume(parked.id, parked.tokens, sample.tokens, counted)
-        if not self._has_row():
+            adoption = self.cache.resume(parked.id, parked.tokens, known, counted)
+        elif self._has_row():
+            self.cache.open(sample.id, request.salt, request.priority)
+            adoption = self.cache.adopt(sample.id, known, counted)
+        else:
             return None
-        self.cache.open(sample.id, request.salt, request.priority)
-        return self.cache.adopt(sample.id, sample.tokens, counted)
+        return Adoption(adoption.reused, ReuseLimit(Reason.LOGITS, adoption.reused)) if asks else adoption
+
+
+def _asks_for_rows(sample: Sample) -> bool:
+    """Whether the logits of prompt tokens are missing. The first sample computes them."""
+    request = sample.request
+    return sample.index == 0 and request.n_reusable < len(request.prompt)
 
 
 def _work(sample: Sample, n: int) -> Work:
-    return Work(sample, n, 1 if n == sample.missing else 0)
+    return Work(sample, n, n if _asks_for_rows(sample) else int(n == sample.missing))

@@ -4,31 +4,64 @@ from dataclasses import dataclass, field
 
 from kvarn.engine.engine import Event
 from kvarn.engine.request import Request, Sample
+from kvarn.engine.sampling import Sampled
 from kvarn.text.stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
+    """A token and its log-probability under the model, before temperature and filters.
+
+    token       its id
+    logprob     natural logarithm of its probability
+    top         (token id, logprob) of the most likely tokens at its position, the likeliest first
+    """
+
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token, logprob) of the most likely tokens at this position
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
+    """One answer to a prompt.
+
+    text            ends before the stop text, if there was one
+    tokens          token ids, with the end token
+    finish_reason   stop (end token or stop text), length or cancelled
+    logprobs        one entry per token, if `SamplingParams.logprobs` asked for them
+    limit           which limit a completion of finish_reason length reached: max_tokens or context
+    """
+
     text: str
     tokens: list[int]
-    finish_reason: str  # stop, length, cancelled
+    finish_reason: str
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    limit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The answer to one prompt: n completions."""
+    """The answer to one prompt. `text`, `tokens` and `finish_reason` are those of the first completion.
 
-    prompt_tokens: int
-    cached_tokens: int  # of the prompt, reused from the cache
+    prompt              the text as given; None if token ids or messages were given
+    prompt_token_ids    the token ids of the prompt
+    cached_tokens       how many of them were reused from the cache
+    completions         `SamplingParams.n` of them
+    prompt_logprobs     one entry per prompt token, if `SamplingParams.prompt_logprobs` asked for them. The
+                        first is None, because no token predicts it
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    cached_tokens: int
     completions: list[Completion]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.prompt_token_ids)
 
     @property
     def text(self) -> str:
@@ -61,6 +94,7 @@ class Job:
     request: Request
     texts: list[TextStream]
     listener: Listener = SILENT
+    prompt: str | None = None  # the text of the prompt, if it was given as text
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     n_taken: int = 0  # tokens of all samples that reached the text
     done: bool = False  # other threads read it, so it is set last, when all text is written
@@ -69,7 +103,7 @@ class Job:
         """Add a token to the text. True if the text has reached a stop string."""
         sample, sampled = event.sample, event.sampled
         if sampled.logprob is not None:
-            self.logprobs.setdefault(sample.index, []).append(TokenLogprob(sampled.token, sampled.logprob, sampled.top))
+            self.logprobs.setdefault(sample.index, []).append(_logprob(sampled))
         text = self.texts[sample.index]
         ended_by_token = sample.finish_reason == "stop"
         stopped = not ended_by_token and text.push(sampled.token)
@@ -84,9 +118,14 @@ class Job:
         return self.n_taken == sum(sample.n_output for sample in self.request.samples)
 
     def output(self) -> Output:
-        adoption = self.request.adoption
-        completions = [self._completion(sample) for sample in self.request.samples]
-        return Output(len(self.request.prompt), adoption.reused if adoption else 0, completions)
+        request = self.request
+        return Output(
+            self.prompt,
+            list(request.prompt),
+            request.adoption.reused if request.adoption else 0,
+            [self._completion(sample) for sample in request.samples],
+            None if request.params.prompt_logprobs is None else [None, *map(_logprob, request.prompt_logprobs)],
+        )
 
     def _completion(self, sample: Sample) -> Completion:
         return Completion(
@@ -94,4 +133,10 @@ class Job:
             sample.output,
             sample.finish_reason or "cancelled",
             self.logprobs.get(sample.index, []),
+            sample.limit,
         )
+
+
+def _logprob(sampled: Sampled) -> TokenLogprob:
+    assert sampled.logprob is not None
+    return TokenLogprob(sampled.token, sampled.logprob, sampled.top)

@@ -22,7 +22,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from kvarn.engine.engine import Engine, Event
-from kvarn.engine.request import Request, SamplingParams
+from kvarn.engine.params import SamplingParams
+from kvarn.engine.request import Request
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
 from kvarn.jobs.turn import Ready, Turn, Uninterrupted
@@ -61,14 +62,16 @@ class Runner:
         conversation: Hashable = None,
         priority: int = 0,
         listener: Listener = SILENT,
+        text: str | None = None,
     ) -> Job:
-        """Queue a prompt. It is computed when a thread calls `wait`, `advance` or `step`."""
+        """Queue a prompt, whose text is `text` if it has one. It is computed when a thread calls `wait`, `advance` or
+        `step`."""
         texts = [TextStream(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
 
         added: list[Job] = []
 
         def own(request: Request) -> None:
-            added.append(Job(request, texts, listener))
+            added.append(Job(request, texts, listener, text))
             self._jobs[request.id] = added[0]
 
         try:

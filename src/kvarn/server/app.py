@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.llm import LLM
 from kvarn.server import protocol
 from kvarn.server.access import Access, Caller
@@ -126,19 +126,19 @@ class Service:
 
     def _submission(self, prompt: list[int], call: Call, salt: bytes) -> Submission:
         self.llm.engine.check_length(len(prompt))
-        room = self.llm.cache.longest + 1 - len(prompt)  # the last token is not stored
+        room = self.llm.cache.longest - len(prompt)
         max_tokens = call.max_tokens
         if max_tokens is None:
-            max_tokens = room if call.chat else min(COMPLETION_TOKENS, room)
+            max_tokens = None if call.chat else COMPLETION_TOKENS
         elif room < max_tokens:
             raise Refusal(
                 400,
                 f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: together more than the "
-                f"{self.llm.cache.longest + 1} that fit; lower max_tokens to {room} or leave it out",
+                f"{self.llm.cache.longest} that fit; lower max_tokens to {room} or leave it out",
                 "max_tokens",
                 "context_length_exceeded",
             )
-        params = SamplingParams(max_tokens=max_tokens, **call.settings)
+        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
         return Submission(prompt, params, salt, call.cache_priority, call.stream)
 
     async def tokenize(self, request: Request) -> Response:

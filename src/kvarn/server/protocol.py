@@ -160,7 +160,7 @@ def _call(
         "n": int(body.get("n", 1)),
         "seed": int(body["seed"]) if "seed" in body else None,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-        "stop_tokens": tuple(int(token) for token in body.get("stop_token_ids", ())),
+        "stop_token_ids": tuple(int(token) for token in body.get("stop_token_ids", ())),
         "ignore_eos": bool(body.get("ignore_eos", False)),
         "logit_bias": _bias(body.get("logit_bias", {})),
         "logprobs": logprobs,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvarn.engine.engine import Event
 from kvarn.engine.explain import explain
-from kvarn.engine.request import SamplingParams
+from kvarn.engine.params import SamplingParams
 from kvarn.jobs.job import Job, Listener
 from kvarn.llm import LLM
 from kvarn.server.inbox import AnswerPart, Ended, Inbox, Update
