@@ -3,7 +3,8 @@
 from support.harness import Driven, named
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import GroupConfig, Reason, ReuseLimit
+from kvarn.cache.adoption import Reason, ReuseLimit
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements.paged import Paged, resident
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec

@@ -6,7 +6,8 @@ from support.pager import pager as blocks_of
 from support.pager import prompt
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import Adoption, Copy, Reason, ReuseLimit
+from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
+from kvarn.cache.placement import Copy
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.prefix import chain_hash

@@ -5,7 +5,7 @@ import random
 import pytest
 from support.tiny import VOCAB, alone, engine_of, finish
 
-from kvarn.cache.placement import Reason, ReuseLimit
+from kvarn.cache.adoption import Reason, ReuseLimit
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.params import SamplingParams

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.cache import KVCache
-from kvarn.cache.placement import Adoption, Reason, ReuseLimit
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import GroupStep, Step

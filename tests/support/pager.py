@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from support.harness import named
 
-from kvarn.cache.placement import Adoption, GroupConfig
+from kvarn.cache.adoption import Adoption
+from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.spec import LayerSpec
 

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import Any
 
-from kvarn.cache.placement import Adoption, Placement
+from kvarn.cache.adoption import Adoption
+from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from struct import pack
 from typing import NamedTuple
 
-from kvarn.cache.placement import Reason
+from kvarn.cache.adoption import Reason
 from kvarn.cache.residency import Residency
 from kvarn.errors import BrokenInvariant
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvarn.cache.placement import Adoption, Placement, Reason, ReuseLimit
+from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
+from kvarn.cache.placement import Placement
 from kvarn.cache.placements.paged import WORDS
 
 NO_SHARING = Adoption(0, ReuseLimit(Reason.NOT_SHARING, 0))

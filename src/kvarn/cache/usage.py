@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvarn.cache.placement import Adoption, Reason
+from kvarn.cache.adoption import Adoption, Reason
 
 
 @dataclass(frozen=True, slots=True)

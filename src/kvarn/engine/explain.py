@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import localtime, strftime
 from typing import Any
 
-from kvarn.cache.placement import Reason, ReuseLimit
+from kvarn.cache.adoption import Reason, ReuseLimit
 from kvarn.engine.request import Request
 
 AROUND = 8  # tokens quoted before and after the place where two texts differ

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvarn.cache.placement import Adoption
+from kvarn.cache.adoption import Adoption
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import SamplingParams
 

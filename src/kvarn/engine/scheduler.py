@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.cache import KVCache
-from kvarn.cache.placement import Adoption, Reason, ReuseLimit
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.faults import OneByOne
 from kvarn.engine.parked import ParkedSequences

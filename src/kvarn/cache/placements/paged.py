@@ -12,8 +12,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
+from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.blocks import BlockPool
-from kvarn.cache.placement import Adoption, GroupConfig, Placement, Reason, ReuseLimit
+from kvarn.cache.placement import GroupConfig, Placement
 from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy

@@ -1,0 +1,34 @@
+"""What a prompt reused from the cache, where reuse ended, and why."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Reason(StrEnum):
+    """Why reuse of a prompt ended."""
+
+    END = "nothing left to reuse"  # all but the last token are reused; the last is computed for its logits
+    NEW = "new from here on"  # the earlier text ended here, and all of it is reused
+    NOTHING_SHARED = "nothing shared"
+    DIFFERS = "differs"
+    EVICTED = "evicted"
+    SHORT = "shorter than a block"  # the other shared tokens were in a partly filled block that was not kept
+    OUT_OF_WINDOW = "out of window"
+    NOT_SHARING = "strategy does not share"
+    LOGITS = "logits asked for"  # of the prompt's tokens, so the prompt is computed
+
+
+class ReuseLimit(NamedTuple):
+    """Where reuse of a prompt ended, and why."""
+
+    reason: Reason
+    at: int  # length of the prefix that an earlier text also had, whether it can be reused or not
+    ours: int | None = None  # DIFFERS: our token at `at`
+    theirs: int | None = None  # DIFFERS: the token at `at` of the nearest earlier text with the same salt
+    onward: tuple[int, ...] = ()  # DIFFERS: the next few tokens of that text, `theirs` included
+    when: float | None = None  # EVICTED, OUT_OF_WINDOW: time of the eviction, in seconds since the epoch
+
+
+class Adoption(NamedTuple):
+    reused: int
+    limit: ReuseLimit
