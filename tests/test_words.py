@@ -1,8 +1,8 @@
-"""Counts with their nouns."""
+"""Counts with their nouns, and sizes of files."""
 
 import pytest
 
-from kvarn.words import counted
+from kvarn.words import counted, file_size, one_of
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,15 @@ def test_regular(n: int, text: str) -> None:
 def test_irregular() -> None:
     assert counted(1, "query", "queries") == "1 query"
     assert counted(21000, "query", "queries") == "21,000 queries"
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(1, "1 byte"), (999, "999 bytes"), (1500, "1.5 kB"), (98_362_432, "98 MB"), (4_683_073_536, "4.7 GB")],
+)
+def test_sizes_of_files(n: int, text: str) -> None:
+    assert file_size(n) == text
+
+
+def test_choices() -> None:
+    assert [one_of(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a or b", "a, b or c"]

