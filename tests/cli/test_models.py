@@ -86,13 +86,15 @@ def test_one_wrong_name_removes_nothing(folder: Path, capsys: pytest.CaptureFixt
     assert sorted(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize(("answer", "gone"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False)])
+@pytest.mark.parametrize(
+    ("answer", "gone"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
 def test_a_terminal_is_asked(folder: Path, capsys, monkeypatch, answer: str, gone: bool) -> None:
     put(folder)
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     status, said, _ = run(capsys, "rm", "smollm2")
     assert (status, said.startswith("remove smollm2 (")) == (0, True)
-    assert said.endswith("[y/N] nothing was removed\n") is not gone
+    assert said.endswith("nothing was removed\n") is not gone
     assert (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").exists() is not gone
 
 
@@ -118,3 +120,10 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert outside.exists()
     assert (tmp_path / "kept" / "config.json").exists()
     assert [path.name for path in folder.iterdir()] == ["lost.gguf"]
+
+
+def test_names_of_files_cannot_write_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    (folder / "a\x1b]0;title\x07.gguf").write_bytes(b"GGUF")
+    assert "\x1b" not in run(capsys, "list")[1]
+    assert "\x1b" not in run(capsys, "rm", "-y", str(folder / "a\x1b]0;title\x07.gguf"))[1]
+    assert list(folder.iterdir()) == []

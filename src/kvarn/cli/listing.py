@@ -7,6 +7,7 @@ from typing import Any
 
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.table import print_json, print_table
+from kvarn.errors import printable
 from kvarn.loading.catalogue import MODELS, HubModel, quantization
 from kvarn.loading.stored import Stored, stored_models
 from kvarn.words import counted, file_size
@@ -74,4 +75,4 @@ def origin(source: str) -> str:
 def line_of(model: Stored) -> tuple[str, ...]:
     day = datetime.fromtimestamp(model.modified).strftime("%Y-%m-%d")
     name = model.name.replace(str(Path.home()), "~", 1) if model.name.startswith(f"{Path.home()}/") else model.name
-    return (name, model.family or "?", model.quantization or "", file_size(model.bytes), day)
+    return (printable(name), model.family or "?", model.quantization or "", file_size(model.bytes), day)

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from kvarn.cli.manual import describe
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 from kvarn.loading.stored import find, remove, stored_models
 from kvarn.words import file_size
 
@@ -29,9 +29,17 @@ def run(args: argparse.Namespace) -> None:
     if not args.yes:
         if not sys.stdin.isatty():
             raise KvarnError("without a terminal to ask on, nothing is removed; give -y to remove without a question")
-        listed = ", ".join(f"{model.name} ({file_size(model.bytes)})" for model in chosen)
-        if input(f"remove {listed}? [y/N] ").strip().lower() not in ("y", "yes"):
+        listed = ", ".join(f"{printable(model.name)} ({file_size(model.bytes)})" for model in chosen)
+        if not agreed(f"remove {listed}? [y/N] "):
             print("nothing was removed")
             return
     freed = remove(chosen, models)
-    print(f"removed {', '.join(model.name for model in chosen)}; {file_size(freed)} freed")
+    print(f"removed {', '.join(printable(model.name) for model in chosen)}; {file_size(freed)} freed")
+
+
+def agreed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
