@@ -4,6 +4,7 @@ import io
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.tiny_gguf import write
@@ -127,3 +128,33 @@ def test_names_of_files_cannot_write_to_the_terminal(folder: Path, capsys: pytes
     assert "\x1b" not in run(capsys, "list")[1]
     assert "\x1b" not in run(capsys, "rm", "-y", str(folder / "a\x1b]0;title\x07.gguf"))[1]
     assert list(folder.iterdir()) == []
+
+
+def test_files_that_the_library_shares_are_removed_together(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    """The library can store a file once for several repositories; only it knows who else uses it."""
+    snapshot = tmp_path / "hub/models--o--two/snapshots/c"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "shared").write_bytes(b"GGUF")
+    files = []
+    for name in ("a.gguf", "b.gguf"):
+        blob = snapshot.parents[1] / f"blob-{name}"
+        blob.symlink_to(tmp_path / "shared")
+        (snapshot / name).symlink_to(blob)
+        files.append(
+            SimpleNamespace(
+                file_path=snapshot / name, file_name=name, blob_path=blob, size_on_disk=4, blob_last_modified=0.0
+            )
+        )
+    revision = SimpleNamespace(snapshot_path=snapshot, files=files, commit_hash="c", last_modified=0.0)
+    repo = SimpleNamespace(repo_id="o/two", repo_type="model", revisions=[revision], repo_path=snapshot.parents[1])
+    monkeypatch.setattr(stored, "_scan", lambda: SimpleNamespace(repos=[repo]))
+    put(folder)
+    status, _, error = run(capsys, "rm", "-y", "smollm2", "hf:o/two/a.gguf")
+    assert status == 1
+    both = "hf:o/two/a.gguf hf:o/two/b.gguf"
+    assert (
+        error
+        == f"kvarn: hf:o/two/a.gguf shares its storage with hf:o/two/b.gguf; remove them together: kvarn rm {both}\n"
+    )
+    assert (snapshot / "a.gguf").exists()
+    assert (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").exists(), "all or nothing"

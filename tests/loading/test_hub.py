@@ -95,28 +95,33 @@ def test_what_arrives_wrong_is_removed(tmp_path: Path) -> None:
 def test_references_and_their_errors(tmp_path: Path) -> None:
     gguf = write(tmp_path / "tiny-F32.gguf", "qwen3").read_bytes()
     files = {"config.json": b'{"model_type": "llama"}', "m.safetensors": b"x" * 3000, "extra.bin": b"y"}
-    repos = {"o/folder": files, "o/two": {"a-Q8_0.gguf": gguf, "sub/b.gguf": CONTENT}}
+    repos = {"o/folder": files, "o/two": {"a-Q8_0.gguf": gguf, "sub/b.gguf": CONTENT, "sub/a-Q8_0.gguf": b"GGUF"}}
     with running(FakeHub(repos)) as fake:
-        folder, a, b, listed, one, rest, nothing, no_file = in_turn(
+        folder, a, same, b, listed, one, other, rest, nothing, no_file = in_turn(
             tmp_path,
             fake.url,
-            *("pull hf:o/folder", "pull hf:o/two/a-Q8_0.gguf", "pull hf:o/two/sub/b.gguf", "list --json"),
-            *("rm -y hf:o/two/sub/b.gguf", "list --json", "pull hf:o/nothing", "pull hf:o/two/c.gguf"),
+            *("pull hf:o/folder", "pull hf:o/two/a-Q8_0.gguf", "pull hf:o/two/sub/a-Q8_0.gguf"),
+            *("pull hf:o/two/sub/b.gguf", "list --json", "rm -y hf:o/two/sub/b.gguf", "rm -y hf:o/two/sub/a-Q8_0.gguf"),
+            *("list --json", "pull hf:o/nothing", "pull hf:o/two/c.gguf"),
         )
         (offline,) = in_turn(tmp_path, "http://127.0.0.1:9", "pull hf:o/folder")
     assert folder.err == "o/folder, 2 files, 3.0 kB, apache-2.0\n"
     assert sorted(path.name for path in Path(folder.out.strip()).iterdir()) == ["config.json", "m.safetensors"]
     names = {model["name"]: model for model in json.loads(listed.out)["models"]}
-    assert list(names) == ["hf:o/folder", "hf:o/two/a-Q8_0.gguf", "hf:o/two/sub/b.gguf"]
-    assert [model["family"] for model in names.values()] == ["llama", "qwen3", None]
-    assert [model["quantization"] for model in names.values()] == [None, "Q8_0", None]
+    assert list(names) == ["hf:o/folder", "hf:o/two/a-Q8_0.gguf", "hf:o/two/sub/a-Q8_0.gguf", "hf:o/two/sub/b.gguf"]
+    assert [model["family"] for model in names.values()] == ["llama", "qwen3", None, None]
+    assert [model["quantization"] for model in names.values()] == [None, "Q8_0", "Q8_0", None]
     assert one.out == "removed hf:o/two/sub/b.gguf; 1.0 MB freed\n"
+    assert other.out == "removed hf:o/two/sub/a-Q8_0.gguf; 4 bytes freed\n"
     assert not Path(b.out.strip()).exists()
+    assert not Path(same.out.strip()).exists()
     assert Path(a.out.strip()).read_bytes() == gguf, "its neighbour stays"
     assert len(json.loads(rest.out)["models"]) == 2
     assert COMMIT in a.out, "all repositories here have the same commit, and only the right one was touched"
     assert "could not be fetched (the hub has no such repository, or hides it); check the name" in nothing.err
-    assert no_file.err == "kvarn: o/two on the hub has no file c.gguf; it has a-Q8_0.gguf, sub/b.gguf\n"
+    assert (
+        no_file.err == "kvarn: o/two on the hub has no file c.gguf; it has a-Q8_0.gguf, sub/b.gguf, sub/a-Q8_0.gguf\n"
+    )
     assert offline == (0, folder.out, ""), "a folder that is here is used without the hub"
 
 

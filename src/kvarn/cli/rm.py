@@ -13,7 +13,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Remove the files of models. `kvarn list` shows the names. A terminal is asked first, unless -y is given.""",
+Remove the files of models. `kvarn list` shows the names. On a terminal the command asks first,
+unless -y is given.""",
         """
 kvarn rm qwen3:0.6b
 kvarn rm -y hf:org/repo/model.gguf smollm2""",

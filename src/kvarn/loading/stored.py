@@ -8,9 +8,10 @@ Non-goals: downloading (pull.py); whether kvarn can run the model (checkpoint.py
 import importlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Stored:
     bytes: int
     modified: float  # seconds since 1970
     repo: str | None = None  # on the hub; None: in kvarn's own folder
+    file: str = ""  # in the repository; empty: all of it
 
     @property
     def family(self) -> str | None:
@@ -65,15 +67,14 @@ def find(names: Sequence[str], models: Sequence[Stored]) -> list[Stored]:
 
 def remove(chosen: Sequence[Stored], models: Sequence[Stored]) -> int:
     """Remove models; `models` are all that are here. Returns the bytes that were freed."""
+    plans: list[Callable[[], int]] = [partial(_remove_own, each) for each in chosen if each.repo is None]
+    for repo in dict.fromkeys(each.repo for each in chosen if each.repo is not None):
+        gone = [each for each in chosen if each.repo == repo]
+        plans.append(_plan_of_hub(repo, gone, [each for each in models if each.repo == repo and each not in gone]))
     try:
-        freed = sum(_remove_own(each) for each in chosen if each.repo is None)
-        for repo in dict.fromkeys(each.repo for each in chosen if each.repo is not None):
-            gone = [each for each in chosen if each.repo == repo]
-            kept = [each for each in models if each.repo == repo and each not in gone]
-            freed += _remove_of_hub(repo, gone, kept)
+        return sum(apply() for apply in plans)
     except OSError as e:
         raise KvarnError(f"{e.filename or 'the model'} cannot be removed: {e.strerror or e}") from None
-    return freed
 
 
 def _own() -> Iterable[Stored]:
@@ -120,47 +121,59 @@ def _of_hub() -> Iterable[Stored]:
     scan = _scan()
     names = {(each.repo, each.file): name for name, each in MODELS.items() if isinstance(each, HubModel)}
     for repo in () if scan is None else scan.repos:
-        if repo.repo_type != "model":
-            continue
-        found: dict[str, list[Any]] = {}
-        for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
-            inside = {str(each.file_path.relative_to(revision.snapshot_path)): each for each in revision.files}
-            for file, each in inside.items():
-                if file.endswith(".gguf"):
-                    found.setdefault(file, []).append(each)
-            if "config.json" in inside and any(file.endswith(".safetensors") for file in inside):
-                found.setdefault("", []).extend(inside.values())
-        for file, parts in found.items():
+        for file, (path, parts) in _models_of(repo).items() if repo.repo_type == "model" else ():
             sizes = {each.blob_path: each.size_on_disk for each in parts}
-            path = (
-                parts[-1].file_path if file else next(p for p in parts if p.file_name == "config.json").file_path.parent
-            )
             name = names.get((repo.repo_id, file)) or f"hf:{repo.repo_id}{'/' if file else ''}{file}"
             modified = max(each.blob_last_modified for each in parts)
-            yield Stored(name, path, sum(sizes.values()), modified, repo.repo_id)
+            yield Stored(name, path, sum(sizes.values()), modified, repo.repo_id, file)
 
 
-def _remove_of_hub(repo: str, gone: Sequence[Stored], kept: Sequence[Stored]) -> int:
+def _models_of(repo: Any) -> dict[str, tuple[Path, list[Any]]]:
+    """Its .gguf files, and "" for a folder of safetensors: the newest place, and all stored files of it."""
+    found: dict[str, tuple[Path, list[Any]]] = {}
+    for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
+        inside = {str(each.file_path.relative_to(revision.snapshot_path)): each for each in revision.files}
+        models = {file: [each] for file, each in inside.items() if file.endswith(".gguf")}
+        if "config.json" in inside and any(file.endswith(".safetensors") for file in inside):
+            models[""] = list(inside.values())
+        for file, parts in models.items():
+            earlier = found[file][1] if file in found else []
+            found[file] = (revision.snapshot_path / file, earlier + parts)
+    return found
+
+
+def _plan_of_hub(repo: str, gone: Sequence[Stored], kept: Sequence[Stored]) -> Callable[[], int]:
+    """What removes these models of a repository, in which others are kept."""
     scan = _scan()
     cached = next(each for each in scan.repos if each.repo_id == repo and each.repo_type == "model")
     if not kept:
         # Only this repository: a copy of it has revisions of the same hash.
-        strategy = replace(scan, repos=frozenset({cached})).delete_revisions(
-            *(revision.commit_hash for revision in cached.revisions)
-        )
-        strategy.execute()
-        return int(strategy.expected_freed_size)
-    files = [each for revision in cached.revisions for each in revision.files]
-    wanted = {file for file in files for model in gone if file.file_path.name == model.path.name}
-    if any(model.path.is_dir() for model in gone) or any(file.blob_path.is_symlink() for file in wanted):
+        alone = replace(scan, repos=frozenset({cached}))
+        return partial(_execute, alone.delete_revisions(*(revision.commit_hash for revision in cached.revisions)))
+    places = {each.file_path: each for revision in cached.revisions for each in revision.files}
+    files = {revision.snapshot_path / model.file for revision in cached.revisions for model in gone}
+    wanted = [each for path, each in places.items() if path in files]
+    if any(not model.file for model in gone) or any(each.blob_path.is_symlink() for each in wanted):
         together = " ".join(model.name for model in (*gone, *kept))
-        raise KvarnError(f"{gone[0].name} shares its storage with {kept[0].name}; remove them together: {together}")
+        raise KvarnError(
+            f"{gone[0].name} shares its storage with {kept[0].name}; remove them together: kvarn rm {together}"
+        )
+    others = {each.blob_path for each in places.values() if each not in wanted}
+    return partial(_remove_files, wanted, others, cached.repo_path.resolve())
+
+
+def _execute(strategy: Any) -> int:
+    strategy.execute()
+    return int(strategy.expected_freed_size)
+
+
+def _remove_files(wanted: Sequence[Any], others: set[Path], inside: Path) -> int:
+    """Remove the links and the contents that no other link has, and nothing outside of the repository's folder."""
     freed = 0
-    inside = cached.repo_path.resolve()
-    for file in wanted:
-        file.file_path.unlink(missing_ok=True)
-        others = {each.blob_path for each in files if each not in wanted}
-        if file.blob_path.exists() and file.blob_path not in others and file.blob_path.resolve().is_relative_to(inside):
-            freed += file.blob_path.stat().st_size
-            file.blob_path.unlink()
+    for each in wanted:
+        each.file_path.unlink(missing_ok=True)
+        blob = each.blob_path
+        if blob.exists() and blob not in others and blob.resolve().is_relative_to(inside):
+            freed += blob.stat().st_size
+            blob.unlink()
     return freed
