@@ -98,7 +98,7 @@ BAD = {
     "no repetition": ("-r 0", "0 repetitions"),
     "strategy": ("--cache paged,heap", "--cache 'heap': choose from contiguous, "),
     "codec": ("--cache-type q9", "--cache-type 'q9': choose from f32, "),
-    "too deep": ("-d 400 -p 8 -n 4", "needs a context of 410 tokens and tiny was trained for 256"),
+    "too deep": ("-d 400 -p 8 -n 4", "needs a context of 410 tokens and the model was trained for 256"),
     "batch above the step": ("-b 8 -ub 4", "a batch of 8 does not fit a step of 4 tokens"),
     "block size": ("--block-size 24 -p 8 -n 4", "it must be a power of two from 16"),
     "no text": ("-f /nowhere", "/nowhere: No such file"),

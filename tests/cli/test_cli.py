@@ -149,7 +149,7 @@ LINES = {  # what is typed, the status, what it says on standard error
     "a port that is none": ("kvarn serve -m M --port 99999", 1, "--port is 99999; it must be between 0"),
     "no end": ("kvarn serve -m M --drain-seconds inf", 1, "--drain-seconds is inf; give a number of seconds"),
     "more than memory": ("kvarn run -m M -p a --cache paged --cache-bytes 9000000G", 1, "GiB of memory: lower"),
-    "no such model": ("kvarn run -m nosuch -p a", 1, "there is no model 'nosuch'; known by name: smollm2"),
+    "no such model": ("kvarn run -m nosuch -p a", 1, "there is no model 'nosuch'; `kvarn list --all` shows"),
 }
 
 

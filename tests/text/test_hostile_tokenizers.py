@@ -148,6 +148,6 @@ def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_names_are_printed_without_escapes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tiny_gguf.CHAT, keys={"general.name": ("str", ESCAPES)})
     assert main(["inspect", str(path)]) == 0
-    name, *others = capsys.readouterr().out.split("\n")
+    _, name, *others = capsys.readouterr().out.split("\n")
     assert "evil\ufffd]0;pwned" in name
     assert all(line.isprintable() for line in (name, *others))

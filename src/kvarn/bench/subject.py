@@ -42,7 +42,7 @@ def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | N
     """An engine with its own cache. It shares the loaded weights of `llm`."""
     if context > llm.config.context:
         raise KvarnError(
-            f"this depth needs a context of {context} tokens and {llm.config.name} was trained for "
+            f"this depth needs a context of {context} tokens and the model was trained for "
             f"{llm.config.context}: lower -d, -p or -n"
         )
     config = CacheConfig(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Any
 
 from kvarn import __version__
 from kvarn.cli.manual import Manual
@@ -21,8 +22,11 @@ COMMANDS = {
     "perplexity": "measure how well a model predicts a text",
     "inspect": "show a model's shape, tensors and cache sizes",
     "pull": "download a model",
+    "list": "list the models on this machine, or all names that kvarn knows",
+    "rm": "remove models from this machine",
     "strategies": "run every cache strategy on the same data and compare them",
 }
+MODULES = {"list": "listing"}  # a module named `list` would hide Python's own here
 DESCRIPTION = """\
 An inference engine for language models. Its KV cache is the product. It runs GGUF files and
 safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families on the CPU."""
@@ -77,15 +81,19 @@ def _dispatch(arguments: list[str]) -> None:
     )
     parsers = {name: commands.add_parser(name, formatter_class=Manual) for name in COMMANDS}
     if arguments[:1] and arguments[0] in COMMANDS:  # --help of the whole loads no command
-        import_module(f"kvarn.cli.{arguments[0]}").add(parsers[arguments[0]])
+        _module(arguments[0]).add(parsers[arguments[0]])
     if not arguments:
         parser.print_help()
         return
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command that does not know them
         parsers[parsed.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    import_module(f"kvarn.cli.{parsed.command}").run(parsed)
+    _module(parsed.command).run(parsed)
     sys.stdout.flush()
+
+
+def _module(command: str) -> Any:
+    return import_module(f"kvarn.cli.{MODULES.get(command, command)}")
 
 
 def _ready_streams() -> None:

@@ -159,7 +159,7 @@ def show(model: str, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, ob
         header += ["peer tok/s", "spread", "times", "peer's setting"]
         for line, peer in zip(lines, against, strict=True):
             line += [f"{peer['tok_s']:,.1f}", percent(peer["spread"]), f"{peer['ratio']:.2f}", peer["setting"]]
-    print_table(header, lines, left=3)
+    print_table(header, lines, left=3, key=5)
     if against:
         print(f"\npeer: {against[0]['engine']}")
 

@@ -1,6 +1,7 @@
 """`kvarn inspect`: what is in a model file, and how much memory its keys and values need."""
 
 import argparse
+from typing import Any
 
 from kvarn.backends.cpu.program import packed_size
 from kvarn.cache.codec import CODECS
@@ -10,7 +11,7 @@ from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_json, print_table
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 from kvarn.llm import context_of
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import TensorInfo
@@ -39,7 +40,7 @@ kvarn inspect model.gguf -c 32768 --json""",
 def run(args: argparse.Namespace) -> None:
     with ProgressLine() as line:
         checkpoint = open_checkpoint(resolve(args.model, progress=line))
-    facts = collect(checkpoint, args)
+    facts = {"model": args.model, **collect(checkpoint, args)}
     if args.json:
         print_json(facts)
     else:
@@ -68,6 +69,7 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
         "tensors": by_type(tensors),
         "each_tensor": tensors,
         "context": context,
+        "window": args.window,
         "kv_cache": [row for name in STRATEGIES for row in kv_rows(checkpoint, name, context, args.window)],
     }
 
@@ -111,31 +113,43 @@ def kv_rows(checkpoint: Checkpoint, strategy: str, context: int, window: int | N
     return rows
 
 
-def show(facts: dict[str, object]) -> None:
-    shape = ("layers", "hidden", "feed_forward", "vocabulary", "trained_context", "rope_base")
-    for key in ("name", "architecture", *shape):
-        print(f"{key.replace('_', ' '):<16} {facts[key]}")
-    print(f"{'heads':<16} {facts['heads']} query, {facts['kv_heads']} KV, of {facts['head_dim']}")
+def show(facts: dict[str, Any]) -> None:
+    lines = [("model", facts["model"]), ("name in the file", facts["name"]), ("architecture", facts["architecture"])]
+    for key in ("layers", "hidden", "feed_forward", "vocabulary", "trained_context"):
+        lines.append((key.replace("_", " "), f"{facts[key]:,}"))
+    lines.append(("rope base", f"{facts['rope_base']:,.10g}"))
+    lines.append(("heads", f"{facts['heads']} query, {facts['kv_heads']} KV, of {facts['head_dim']}"))
     if facts["windows"]:
-        print(f"{'windows':<16} {', '.join(str(w) for w in facts['windows'])}")  # type: ignore[attr-defined]
-    tensors, rows = facts["tensors"], facts["kv_cache"]
-    assert isinstance(tensors, list)
-    assert isinstance(rows, list)
+        lines.append(("windows", ", ".join(f"{window:,}" for window in facts["windows"])))
+    for name, value in lines:
+        print(f"{name:<16} {printable(str(value))}")
     print()
     rows_of_types = [
         (t["type"], t["packed"], str(t["count"]), human_bytes(t["bytes"]), human_bytes(t["packed_bytes"]))
-        for t in tensors
+        for t in facts["tensors"]
     ]
     print_table(("tensors", "packed as", "count", "bytes", "packed bytes"), rows_of_types, left=2)
-    print(f"\nkeys and values: bytes per token, and of one sequence at a context of {facts['context']}\n")
-    by_strategy: dict[str, dict[str, dict[str, int]]] = {}
-    for row in rows:
-        by_strategy.setdefault(row["strategy"], {})[row["codec"]] = row
-    header = ("strategy", *(f"{codec} {what}" for codec in CODECS for what in ("/token", "total")))
-    lines = []
-    for name, cells in by_strategy.items():
-        line = [name]
-        for codec in CODECS:
-            line += [f"{cells[codec]['bytes_per_token']:,}", human_bytes(cells[codec]["bytes"])]
-        lines.append(line)
-    print_table(header, lines)
+    print(f"\nkeys and values: bytes of a token, and of one sequence at a context of {facts['context']:,}\n")
+    show_cache(facts)
+
+
+def show_cache(facts: dict[str, Any]) -> None:
+    """A row for each strategy, two columns for each size of numbers."""
+    sizes: dict[str, dict[str, tuple[str, str]]] = {}  # by strategy and codec
+    for row in facts["kv_cache"]:
+        cells = f"{row['bytes_per_token']:,}", human_bytes(row["bytes"])
+        sizes.setdefault(row["strategy"], {})[row["codec"]] = cells
+    windowed = [name for name in sizes if STRATEGIES[name].windowed]
+    plain = facts["window"] is None and not facts["windows"]
+    shown = {name: cells for name, cells in sizes.items() if not (plain and name in windowed)}
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}  # codecs whose columns are equal
+    for codec in CODECS:
+        groups.setdefault(tuple(cells[codec] for cells in shown.values()), []).append(codec)
+    header = ["strategy"]
+    for codecs in groups.values():
+        header += [f"{', '.join(codecs)}", "total"]
+    table = [[name, *(text for column in groups for text in column[i])] for i, name in enumerate(shown)]
+    print_table(header, table)
+    if plain:
+        one = f"{', '.join(windowed[:-1])} and {windowed[-1]}"
+        print(f"\n{one} are left out: this model has no window.\nGive one with --window N.")

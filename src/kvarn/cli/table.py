@@ -1,10 +1,34 @@
-"""Output: for people, aligned tables and sizes in readable units; for machines, JSON."""
+"""Output: for people, tables that fit the terminal and sizes in readable units; for machines, JSON.
+
+JSON numbers have the digits that mean something: times of a thousandth of a millisecond, rates with two
+decimals, other fractions with six significant digits. Integers and the keys in EXACT are never rounded.
+Non-goals: colours; what the fields mean (docs/formats.md, cli/schemas/).
+"""
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+GAP = "  "
+EXACT = ("when",)  # a moment in time: it is compared with others
+# Decimals of a key, by how the key ends. What is inside its value has them, too.
+DECIMALS = {
+    "_ms": 3,
+    "ms": 3,
+    "ms_per_step": 3,
+    "seconds": 3,
+    "tok_s": 2,
+    "gb_s": 2,
+    "per_second": 2,
+    "samples": 2,
+    "share": 4,
+    "spread": 4,
+    "ratio": 3,
+}
+LEAST, MOST = 3, 6  # significant digits: of a key in DECIMALS at the least, of others
 
 
 def human_bytes(n: int) -> str:
@@ -17,25 +41,91 @@ def human_bytes(n: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """The first `left` columns to the left, the others to the right."""
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, key: int = 1) -> None:
+    """The first `left` columns to the left, the others to the right.
+
+    A table that is wider than the terminal is printed in several blocks. Each block begins with the first
+    `key` columns, which tell the rows apart. If these are too wide, every row takes two lines instead.
+    """
     widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    room = terminal_width()
+    whole = sum(widths) + len(GAP) * (len(widths) - 1)
+    if room is None or whole <= room:
+        _print_columns(header, rows, widths, left, range(len(header)))
+        return
+    if widths[0] > room // 2:
+        _print_folded(header, rows, widths, left)
+        return
+    fits = sum(widths[:key]) + len(GAP) * key + max(widths[key:]) <= room
+    for n, columns in enumerate(_blocks(widths, key if fits else 1, room)):
+        if n:
+            print()
+        _print_columns(header, rows, widths, left, columns)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None if the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _blocks(widths: Sequence[int], key: int, room: int) -> list[list[int]]:
+    """Which columns each block has."""
+    first = list(range(key))
+    blocks, used = [list(first)], room
+    for i in range(key, len(widths)):
+        if used + len(GAP) + widths[i] > room and (len(blocks[-1]) > key or i == key):
+            blocks, used = [*blocks, list(first)], sum(widths[:key]) + len(GAP) * (key - 1)
+        blocks[-1].append(i)
+        used += len(GAP) + widths[i]
+    return blocks[1:]
+
+
+def _print_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], left: int, columns: Sequence[int]
+) -> None:
     for line in (header, *rows):
-        aligned = [text.ljust(widths[i]) if i < left else text.rjust(widths[i]) for i, text in enumerate(line)]
-        print("  ".join(aligned).rstrip())
+        print(GAP.join(_aligned(line, widths, left, columns)).rstrip())
+
+
+def _print_folded(header: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> None:
+    others = range(1, len(header))
+    for line in (header, *rows):
+        print(line[0])
+        print(GAP + GAP.join(_aligned(line, widths, left, others)).rstrip())
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int], left: int, columns: Sequence[int]) -> list[str]:
+    return [line[i].ljust(widths[i]) if i < left else line[i].rjust(widths[i]) for i in columns]
 
 
 def print_json(value: Any) -> None:
     """A number that is not finite becomes null, because JSON has none."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=not speaks_utf8(), allow_nan=False))
+    print(json.dumps(tidy(value), indent=2, ensure_ascii=not speaks_utf8(), allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def tidy(value: Any, decimals: int | None = None) -> Any:
+    """The value with rounded numbers, as JSON output has it."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _tidy_item(key, each, decimals) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [tidy(each, decimals) for each in value]
+    return _rounded(value, decimals) if isinstance(value, float) else value
+
+
+def _tidy_item(key: str, value: Any, decimals: int | None) -> Any:
+    if key in EXACT:
+        return value
+    return tidy(value, next((n for end, n in DECIMALS.items() if key.endswith(end)), decimals))
+
+
+def _rounded(number: float, decimals: int | None) -> float | None:
+    if not math.isfinite(number):
+        return None
+    if number == 0:
+        return 0.0
+    before = math.floor(math.log10(abs(number))) + 1  # digits before the point
+    wanted = MOST - before if decimals is None else max(decimals, LEAST - before)
+    return round(number, max(wanted, 0))
 
 
 def speaks_utf8() -> bool:

@@ -1,0 +1,26 @@
+"""Numbers with their nouns or units, for sentences that people read: "1 token", "1,024 tokens", "398 MB".
+
+Pure functions over text; nothing of kvarn is imported.
+Non-goals: sizes of memory, in binary units (cli/table.py); other languages.
+"""
+
+from collections.abc import Sequence
+
+
+def counted(n: int, noun: str, plural: str | None = None) -> str:
+    """`n` with its noun. `plural` is needed where it is not the noun with an s: counted(2, "query", "queries")."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def file_size(n: int) -> str:
+    """In decimal units, as download pages and `ls --si` have it: "98 MB", "4.7 GB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= factor:
+            size = n / factor
+            return f"{size:.1f} {unit}" if size < 10 else f"{size:.0f} {unit}"
+    return counted(n, "byte")
+
+
+def one_of(words: Sequence[str]) -> str:
+    """A choice in words: "a", "a or b", "a, b or c"."""
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

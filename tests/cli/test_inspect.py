@@ -1,0 +1,55 @@
+"""`kvarn inspect` as a person reads it: both names, no repeated columns or rows, and 80 columns are enough."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.tiny_gguf import write
+
+from kvarn.cache.strategy import STRATEGIES
+from kvarn.cli import main
+
+WINDOWED = [name for name, strategy in STRATEGIES.items() if strategy.windowed]
+
+
+def inspected(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
+    assert main(["inspect", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def strategies_of(lines: list[str]) -> list[str]:
+    header = next(i for i, line in enumerate(lines) if line.startswith("strategy"))
+    return [line.split()[0] for line in lines[header + 1 :] if line.startswith(tuple(STRATEGIES)) and ":" not in line]
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return write(Path("given.gguf"), "llama").name
+
+
+def test_both_names(plain: str, capsys: pytest.CaptureFixture) -> None:
+    lines = inspected(capsys, plain)
+    assert lines[0].split() == ["model", "given.gguf"]
+    assert lines[1].startswith("name in the file ")
+    assert "rope base        10,000" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_rows_that_would_repeat_are_left_out(plain: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    lines = inspected(capsys, plain)
+    assert not set(strategies_of(lines)) & set(WINDOWED)
+    assert "ring, sliding and sinks are left out: this model has no window." in lines
+    for given in ((plain, "--window", "16"), (str(write(tmp_path / "windows.gguf", "gemma3")),)):
+        lines = inspected(capsys, *given)
+        assert strategies_of(lines) == list(STRATEGIES)
+        assert not any("left out" in line for line in lines)
+    facts = json.loads("\n".join(inspected(capsys, plain, "--json")))
+    assert {row["strategy"] for row in facts["kv_cache"]} == set(STRATEGIES), "JSON has them all"
+
+
+def test_equal_columns_are_one(plain: str, capsys: pytest.CaptureFixture) -> None:
+    header = next(line for line in inspected(capsys, plain) if line.startswith("strategy"))
+    assert [text.strip() for text in header.split("  ") if text.strip()] == [
+        *("strategy", "f32", "total", "f16, bf16", "total", "int8", "total")
+    ]
