@@ -203,23 +203,8 @@ def test_a_terminal_that_cannot_move_its_cursor(model: Path, tmp_path: Path) -> 
 
 def test_a_pipe_gets_plain_text_and_a_terminal_gets_no_control_characters(model: Path) -> None:
     """The tiny model says any byte. The seed is one whose answer has an escape."""
-    flags = [
-        "-n",
-        "60",
-        "--temp",
-        "3",
-        "--top-k",
-        "0",
-        "--top-p",
-        "1",
-        "--min-p",
-        "0",
-        "--repeat-penalty",
-        "1",
-        "--seed",
-        "3",
-        "--ignore-eos",
-    ]
+    flags = ["-n", "60", "--seed", "3", "--ignore-eos", "--repeat-penalty", "1"]
+    flags += ["--temp", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
     command = [sys.executable, "-c", MAIN, "chat", "-m", str(model), *flags]
     typed, environment = b"ab\n\xff\n/nosuch\n", os.environ | {"TERM": "xterm"}
     piped = subprocess.run(command, input=typed, capture_output=True, env=environment, timeout=60)

@@ -61,7 +61,7 @@ def run_in_terminal(args: argparse.Namespace, conversation: Conversation) -> Non
 
     screen = TerminalScreen(markdown=not args.plain)
     with ChatMode():
-        keyboard = TerminalKeyboard(keep_history=not args.no_history)
+        keyboard = TerminalKeyboard(screen.note, keep_history=not args.no_history)
         screen.greet(args.model, greeting(conversation.llm))
         Session(conversation, keyboard, screen).loop()
 

@@ -92,7 +92,7 @@ def show_cache(conversation: Conversation, argument: str) -> str:
 
 COMMANDS = {
     "/help": Command("", "this text", show_help),
-    "/clear": Command("", "forget the conversation, except the system message (also /reset)", clear),
+    "/clear": Command("", "forget all except the system message (also /reset)", clear),
     "/system": Command("[TEXT]", 'show the system message, or replace it; "" removes it', system),
     "/regenerate": Command("", "answer the last question again", None),
     "/save": Command("FILE", "save the conversation as JSON", save),

@@ -1,7 +1,7 @@
 """The lines that a user has typed, kept across runs: a file of JSON strings, one per line, oldest first.
 
 The file is bounded, and only its owner can read it. Lines that cannot be read are skipped. If the file
-cannot be written, `problem` says why once, and the history lasts until the program ends.
+cannot be written, `take_problem` says why, and the history lasts until the program ends.
 """
 
 import json
@@ -28,7 +28,15 @@ class FileHistory(History):
         super().__init__()
         self._path = path
         self._last = ""
-        self.problem: str | None = None
+        self._problem: str | None = None
+        self._reported = False
+
+    def take_problem(self) -> str | None:
+        """Why the history is not kept. Only the first call says it."""
+        if self._problem is None or self._reported:
+            return None
+        self._reported = True
+        return self._problem
 
     def load_history_strings(self) -> Iterable[str]:
         """The newest first."""
@@ -45,7 +53,7 @@ class FileHistory(History):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._append(line)
         except OSError as error:
-            self.problem = self.problem or f"{self._path}: {error.strerror or error}; the history is not kept"
+            self._problem = f"{error.filename or self._path}: {error.strerror or error}; the history is not kept"
 
     def _append(self, line: bytes) -> None:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

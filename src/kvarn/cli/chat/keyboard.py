@@ -7,7 +7,7 @@ Non-goal: output.
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -34,17 +34,18 @@ _PASTE_ON = "\x1b[?2004h"
 
 
 class TerminalKeyboard:
-    def __init__(self, keep_history: bool = True) -> None:
+    def __init__(self, warn: Callable[[str], None], keep_history: bool = True) -> None:
+        self._warn = warn
         self._input = create_input(sys.stdin)
         output = Vt100_Output.from_pty(sys.stdout)
         output.enable_cpr = False  # a late answer of the terminal would look like typed text
-        self.history: History = FileHistory(history_file()) if keep_history else InMemoryHistory()
+        self._history: History = FileHistory(history_file()) if keep_history else InMemoryHistory()
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             prompt_continuation="  ",
             multiline=True,
             style=STYLE,
-            history=self.history,
+            history=self._history,
             completer=CommandCompleter(),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
@@ -56,17 +57,11 @@ class TerminalKeyboard:
             output=output,
         )
 
-    @property
-    def problem(self) -> str | None:
-        """Why the history is not kept, once."""
-        if not isinstance(self.history, FileHistory):
-            return None
-        problem, self.history.problem = self.history.problem, None
-        return problem
-
     def read(self) -> str:
         text = self._session.prompt()
         print(end=_PASTE_ON, flush=True)  # a paste during the answer is one message, too
+        if isinstance(self._history, FileHistory) and (problem := self._history.take_problem()):
+            self._warn(problem)
         return message(text)
 
     def keep(self) -> None:

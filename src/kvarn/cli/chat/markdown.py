@@ -5,7 +5,10 @@ makes from entities. Nothing is left out: what is not understood is shown as it 
 code has no frame, so that both can be copied. Non-goals: splitting an answer into blocks; images and HTML.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable
+from html import unescape
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -42,6 +45,8 @@ _THEME = Theme(  # the 16 colours of the terminal itself, readable on light and 
 _CODE_COLOURS = "ansi_dark"
 _CONTEXT = 200  # lines of code before a line that decide its colours
 _NARROWEST = 20  # columns
+_NUMBER = re.compile(r"^\s*\d{1,9}[.)]", re.M)
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _COLUMN = 6  # columns of the terminal that a column of a table needs
 
 
@@ -64,9 +69,10 @@ class BlockRenderer:
         if columns < _NARROWEST or not block.text.strip():
             return gap + safe(block.text) + "\n"
         try:
-            return gap + self._text(Answer(block.text), columns) + "\n"
+            shown = self._text(Answer(block.text), columns)
         except Exception:  # noqa: BLE001 (a text can make any part of the renderer fail, and must be shown)
-            return gap + safe(block.text) + "\n"
+            shown = ""
+        return gap + (shown if _has_all(shown, block.text) else safe(block.text)) + "\n"
 
     def _last_line(self, language: str) -> Text:
         highlighted = _syntax(language).highlight("\n".join(self._code).expandtabs(4))
@@ -93,8 +99,11 @@ class _Code(CodeBlock):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code = _syntax(self.lexer_name).highlight(str(self.text).rstrip().expandtabs(4))
+        code.rstrip()
         code.overflow = "fold"
+        yield Text(f"```{'' if self.lexer_name == 'text' else self.lexer_name}", style="dim")
         yield code
+        yield Text("```", style="dim")
 
 
 class _Heading(Heading):
@@ -162,6 +171,13 @@ def _safe(segments: Iterable[Segment]) -> Iterable[Segment]:
     for text, style, control in segments:
         if not control:
             yield Segment(safe(text), style)
+
+
+def _has_all(shown: str, source: str) -> bool:
+    """Whether every letter and digit of the source is shown. Parsers leave out the cells of an uneven table, and what
+    is nested too deeply. Numbers of items may change."""
+    text, wanted = _STYLE.sub("", shown), _NUMBER.sub("", unescape(safe(source)))
+    return bool(text.strip()) and not Counter(filter(str.isalnum, wanted)) - Counter(filter(str.isalnum, text))
 
 
 def _is_blank(line: list[Segment]) -> bool:
