@@ -93,7 +93,7 @@ def test_the_oldest_turns_are_left_out_and_the_system_message_stays(llm: LLM) ->
 def test_what_was_left_out_stays_left_out_so_that_the_cache_is_reused(llm: LLM) -> None:
     script, _ = chat(llm, *[f"question {i} {'x' * 30}" for i in range(12)])
     assert len(script.notes) < 8, "room is made for several turns at once"
-    again = [int(cost.split()[3]) for cost in script.costs]
+    again = [int(cost.split()[4]) for cost in script.costs]
     assert sum(n > 0 for n in again) > 6, "most turns reuse the turns before them"
 
 
@@ -117,8 +117,9 @@ def test_an_answer_that_fills_the_context_says_so(llm: LLM) -> None:
     assert script.costs[0].endswith("; stopped: the context is full")
     assert conversation.messages[-1]["content"]
     assert conversation.room == CONTEXT // 4
-    script, _ = chat(llm, "ab", max_tokens=1)
-    assert script.costs[0].endswith("answer 1 token; stopped after 1 token (-n)")
+    script, _ = chat(llm, "ab", "/explain", max_tokens=1)
+    assert script.costs[0].endswith("; stopped by -n")
+    assert "\nthe answer has 1 token; the first came after " in script.said[0]
 
 
 @pytest.mark.parametrize(("pieces", "kept"), [(2, True), (0, False)])

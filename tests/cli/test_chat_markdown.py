@@ -87,7 +87,7 @@ class Display:
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000)
         self._stream = pyte.Stream(self.screen)
         monkeypatch.setattr(screen, "write", self.write)
-        monkeypatch.setattr(screen, "get_terminal_size", lambda: self.size)
+        monkeypatch.setattr(screen, "terminal_size", lambda: self.size)
 
     def write(self, text: str) -> None:
         self.raw += text

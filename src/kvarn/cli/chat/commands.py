@@ -71,8 +71,13 @@ def explain_last(conversation: Conversation, argument: str) -> str:
     job = conversation.last
     if job is None:
         return "nothing has been answered yet"
+    explanation = explain(job.request)
     spell = partial(conversation.llm.tokenizer.decode, special=True)
-    return f"{in_words(explain(job.request), spell)}\n{summary(job)}"
+    answer = f"the answer has {count(len(job.output().tokens), 'token')}{_speed(job)}"
+    if explanation.first_token_ms is not None and explanation.total_ms is not None:
+        answer += f"; the first came after {explanation.first_token_ms:.0f} ms, the last after "
+        answer += f"{explanation.total_ms:.0f} ms"
+    return f"{in_words(explanation, spell)}\n{answer}"
 
 
 def show_cache(conversation: Conversation, argument: str) -> str:
@@ -124,14 +129,19 @@ def count(n: int, noun: str) -> str:
 
 
 def summary(job: Job) -> str:
-    """The cost of an answer in one line."""
-    output, timing = job.output(), job.request.timing
+    """Tokens of the prompt and of the answer, and the speed of the answer, in one line."""
+    output = job.output()
     n = len(output.tokens)
-    text = f"prompt {count(output.prompt_tokens, 'token')}, {output.cached_tokens} reused; answer {count(n, 'token')}"
-    if n > 1 and timing.first_token_at is not None and timing.finished_at is not None:
-        seconds = timing.finished_at - timing.first_token_at
-        text += f", {(n - 1) / seconds:.0f}/s" if seconds > 0 else ""
-    return text
+    tokens = "token" if output.prompt_tokens + n == 1 else "tokens"
+    return f"{output.prompt_tokens} + {n} {tokens}, {output.cached_tokens} reused{_speed(job)}"
+
+
+def _speed(job: Job) -> str:
+    n, timing = len(job.output().tokens), job.request.timing
+    if n < 2 or timing.first_token_at is None or timing.finished_at is None:
+        return ""
+    seconds = timing.finished_at - timing.first_token_at
+    return f", {(n - 1) / seconds:.0f}/s" if seconds > 0 else ""
 
 
 def _file(command: str, argument: str) -> str:

@@ -62,7 +62,8 @@ class TerminalKeyboard:
         print(end=_PASTE_ON, flush=True)  # a paste during the answer is one message, too
         if isinstance(self._history, FileHistory) and (problem := self._history.take_problem()):
             self._warn(problem)
-        return message(text)
+        unicode = text.encode(errors="surrogateescape").decode(errors="replace")  # what was typed may not be UTF-8
+        return message(unicode)
 
     def keep(self) -> None:
         store_typeahead(self._input, self._input.read_keys())

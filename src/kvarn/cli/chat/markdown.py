@@ -107,7 +107,10 @@ class _Code(CodeBlock):
 
 
 class _Heading(Heading):
-    LEVEL_ALIGN = {}  # noqa: RUF012 (declared so by the base class)
+    """Left and without a frame."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.text
 
 
 class _Item(ListItem):

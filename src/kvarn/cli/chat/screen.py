@@ -6,7 +6,6 @@ outside passes `safe` first. Non-goals: input; terminals that cannot move their 
 
 import os
 import sys
-from shutil import get_terminal_size
 
 from rich.console import Console
 
@@ -57,7 +56,7 @@ class MarkdownAnswer:
     def __init__(self, console: Console) -> None:
         self._blocks = Splitter()
         self._renderer = BlockRenderer(console)
-        self._live = LiveRows(get_terminal_size)
+        self._live = LiveRows(lambda: terminal_size())
 
     def add(self, piece: str) -> None:
         text = safe(piece)
@@ -89,7 +88,7 @@ class MarkdownAnswer:
         """Show complete blocks in place of the plain text. `text` is what came last."""
         pending = self._blocks.pending
         if self._live.removable:
-            columns = get_terminal_size().columns
+            columns = terminal_size().columns
             shown = self._live.remove() + "".join(self._renderer.render(block, columns) for block in done)
             if pending.strip():
                 shown += self._live.add(("\n" if self._blocks.gap else "") + pending)
@@ -100,8 +99,17 @@ class MarkdownAnswer:
             write(self._live.add(text.rstrip("\n")) + self._live.leave())
 
 
+def terminal_size() -> os.terminal_size:
+    """The size now. COLUMNS is not used, because it does not change with the window."""
+    try:
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        columns, lines = 0, 0
+    return os.terminal_size((columns or 80, lines or 24))
+
+
 def _wrapped(text: str) -> str:
-    return "\n".join(wrap(safe(text), max(get_terminal_size().columns - 1, 1)))
+    return "\n".join(wrap(safe(text), max(terminal_size().columns - 1, 1)))
 
 
 def write(text: str) -> None:

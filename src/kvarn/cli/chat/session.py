@@ -7,7 +7,7 @@ for terminals. Non-goal: anything that depends on which of them it is.
 from typing import Protocol
 
 from kvarn.cli import prefill
-from kvarn.cli.chat.commands import count, find, summary
+from kvarn.cli.chat.commands import find, summary
 from kvarn.cli.chat.conversation import Conversation, Turn
 from kvarn.cli.chat.multiline import Quoted
 from kvarn.errors import KvarnError
@@ -67,6 +67,8 @@ class Session:
                     return
             except KvarnError as error:
                 self.screen.note(str(error))
+            except KeyboardInterrupt:  # during a command, or before an answer was queued
+                self.screen.note("stopped")
 
     def _take(self, line: str) -> str | None:
         """Run a command or ask the model. The name of the command."""
@@ -122,7 +124,7 @@ class Session:
             return ""
         if len(output.tokens) < self.conversation.params.max_tokens:
             return "; stopped: the context is full"
-        return f"; stopped after {count(len(output.tokens), 'token')} (-n)"
+        return "; stopped by -n"
 
 
 def left_out(n: int) -> str:

@@ -2,8 +2,8 @@
 
 Between two prompts, keys are not echoed and are not held back until Enter, so that what is typed during an
 answer waits for the next prompt. Ctrl-C still interrupts, and does not discard what was typed. The old mode
-comes back at the end of the block, also after an exception, SIGTERM or SIGHUP, and while the program is
-suspended (Ctrl-Z). Non-goal: kill -9.
+comes back at the end of the block, also after an exception and after SIGTERM, SIGHUP and SIGQUIT, and while
+the program is suspended (Ctrl-Z). Non-goal: kill -9.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import FrameType
 
 _RESET = "\x1b[0m\x1b[?2004l\x1b[?25h"  # no style, no bracketed paste, a cursor
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class ChatMode:
