@@ -136,10 +136,12 @@ def test_what_is_taller_than_the_screen_stays_plain(monkeypatch: pytest.MonkeyPa
     display = Display(monkeypatch, 40, 5)
     answer = TerminalScreen().answer()
     tall = "\n".join(f"line **{i}**" for i in range(9))
-    for piece in pieces(f"*before*\n\n{tall}\n\n*after*\n", 3):
+    long = "words that are broken at a space and not in the middle"
+    for piece in (*pieces(f"*before*\n\n{tall}\n{long}", 3), "\n\n", "*after*\n"):
         answer.add(piece)
     answer.end()
-    assert display.text == f"before\n\n{tall}\n\n*after*"
+    broken = "words that are broken at a space and\nnot in the middle"
+    assert display.text == f"before\n\n{tall}\n{broken}\n\nafter"
 
 
 def test_a_resize_during_a_block_leaves_it_plain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,12 @@ class LiveRows:
         self._row = ""  # the last row
         self._n = 0  # rows on the screen
         self._begun: os.terminal_size | None = None  # the size at the first row
-        self._stuck = False
+        self._raw = False  # the terminal breaks the rows, so their number is not known
 
     @property
     def removable(self) -> bool:
         self._notice()
-        return not self._stuck
+        return not self._raw and (self._begun is None or self._n < self._begun.lines)
 
     def add(self, text: str) -> str:
         if not text:
@@ -34,7 +34,7 @@ class LiveRows:
         if self._begun is None:
             self._begun, self._n = size, 1
         self._notice()
-        if self._stuck:
+        if self._raw:
             self._row = (self._row + text).rsplit("\n", 1)[-1]
             return text
         rows = wrap(self._row + text, size.columns - 1)
@@ -57,12 +57,11 @@ class LiveRows:
         return "\n" if unfinished else ""
 
     def restart(self) -> None:
-        self._row, self._n, self._begun, self._stuck = "", 0, None, False
+        self._row, self._n, self._begun, self._raw = "", 0, None, False
 
     def _notice(self) -> None:
         if self._begun is not None:
-            columns, lines = self._begun
-            self._stuck |= self._size() != self._begun or self._n >= lines or columns < _NARROWEST
+            self._raw |= self._size() != self._begun or self._begun.columns < _NARROWEST
 
 
 def wrap(text: str, width: int) -> list[str]:

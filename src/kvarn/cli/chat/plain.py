@@ -72,7 +72,7 @@ class PlainScreen:
         print(safe(text), file=sys.stderr, flush=True)
 
     def statistics(self, text: str) -> None:
-        if sys.stdin.isatty():
+        if self._is_terminal and sys.stdin.isatty():
             self.note(f"[{text}]")
 
     def answer(self) -> PlainAnswer:
