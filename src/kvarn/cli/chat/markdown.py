@@ -8,6 +8,7 @@ code has no frame, so that both can be copied. Non-goals: splitting an answer in
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from html import unescape
 
 from markdown_it import MarkdownIt
@@ -43,7 +44,7 @@ _THEME = Theme(  # the 16 colours of the terminal itself, readable on light and 
     }
 )
 _CODE_COLOURS = "ansi_dark"
-_CONTEXT = 200  # lines of code before a line that decide its colours
+_CONTEXT = 40  # lines of code that decide the colours of the last one; all are read again for each line
 _NARROWEST = 20  # columns
 _NUMBER = re.compile(r"^\s*\d{1,9}[.)]", re.M)
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -165,6 +166,7 @@ def _keep_line_ends(tokens: Iterable[Token]) -> None:
         _keep_line_ends(token.children or ())
 
 
+@lru_cache
 def _syntax(language: str) -> Syntax:
     return Syntax("", language or "text", theme=_CODE_COLOURS, background_color="default")
 

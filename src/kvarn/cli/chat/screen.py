@@ -56,7 +56,7 @@ class MarkdownAnswer:
     def __init__(self, console: Console) -> None:
         self._blocks = Splitter()
         self._renderer = BlockRenderer(console)
-        self._live = LiveRows(lambda: terminal_size())
+        self._live = LiveRows(terminal_size)
 
     def add(self, piece: str) -> None:
         text = safe(piece)
