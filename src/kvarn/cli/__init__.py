@@ -40,7 +40,7 @@ examples:
   kvarn bench -m model.gguf -d 0,4096           speed with an empty cache and after 4096 tokens
 
 environment:
-  KVARN_CACHE        folder for downloaded models (default: ~/.cache/kvarn)
+  KVARN_CACHE        folder for models and the chat's history (default: ~/.cache/kvarn)
   KVARN_API_KEY      API keys for `serve`, separated by commas; the key that `explain` sends
   KVARN_ISA          instruction set: portable, avx2, avx512, avx512bf16, amx (default: the best here)
   KVARN_SUM_ORDER    order of bf16 sums: pairs or tiles (default: the faster one here)

@@ -1,0 +1,77 @@
+"""`kvarn chat`: a conversation in the terminal. It stays in the cache, so each turn computes only the new tokens.
+
+With a terminal on both sides there are line editing, history and Markdown; what they need is imported only then.
+Otherwise lines come in and plain text goes out (plain.py). docs/chat.md describes what a user sees.
+"""
+
+import argparse
+import os
+import sys
+
+from kvarn.cli import flags
+from kvarn.cli.chat.conversation import Conversation
+from kvarn.cli.chat.plain import LineReader, PlainScreen
+from kvarn.cli.chat.session import Session
+from kvarn.cli.manual import describe
+from kvarn.cli.table import human_bytes
+from kvarn.errors import printable
+from kvarn.llm import LLM
+
+HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    describe(
+        parser,
+        """
+Hold a conversation in the terminal. The conversation stays in the cache, so each turn computes
+only the new tokens. When the context is full, the oldest turns are left out of the prompt. Ctrl-C
+stops an answer. Ctrl-D or /quit ends the program. /help lists the commands. Without a terminal,
+each line of standard input is a message, and the answers are plain text.""",
+        """
+kvarn chat
+kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7
+echo "Name three rivers." | kvarn chat""",
+    )
+    parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--plain", "--no-markdown", action="store_true", help="show answers as they are, not Markdown")
+    parser.add_argument("--no-history", action="store_true", help="do not keep what is typed for later runs")
+    flags.add_chat_flags(parser)
+    flags.add_model_flags(parser)
+    flags.add_sampling_flags(parser)
+    parser.set_defaults(predict=-1)
+
+
+def run(args: argparse.Namespace) -> None:
+    params = flags.sampling_params(args)
+    llm = flags.load(args, args.trust_messages)
+    llm.template  # noqa: B018 (a model without a template is refused before the first question)
+    conversation = Conversation(llm, params, args.system)
+    if is_terminal():
+        run_in_terminal(args, conversation)
+    else:
+        Session(conversation, LineReader(), PlainScreen()).loop()
+
+
+def run_in_terminal(args: argparse.Namespace, conversation: Conversation) -> None:
+    # Imported here, because these modules take longer to load than most commands take to run.
+    from kvarn.cli.chat.keyboard import TerminalKeyboard
+    from kvarn.cli.chat.screen import TerminalScreen
+    from kvarn.cli.chat.terminal import ChatMode
+
+    screen = TerminalScreen(markdown=not args.plain)
+    with ChatMode():
+        keyboard = TerminalKeyboard(screen.note, keep_history=not args.no_history)
+        screen.greet(args.model, greeting(conversation.llm))
+        Session(conversation, keyboard, screen).loop()
+
+
+def is_terminal() -> bool:
+    """Whether a person types here, and the terminal can move its cursor."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+def greeting(llm: LLM) -> list[str]:
+    plan = llm.cache.plan
+    cache = f"cache {plan.strategy.name} {plan.codec.name}, {human_bytes(plan.nbytes)}"
+    return [f"{printable(llm.config.name)}; context {plan.context} tokens; {cache}", HINT]

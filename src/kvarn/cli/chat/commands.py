@@ -1,0 +1,150 @@
+"""The commands of `kvarn chat`: a line that begins with a slash. Each command is one function and one row of COMMANDS.
+
+A command returns what it prints. Errors are KvarnErrors of one line. Non-goals: reading lines, answering.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from typing import NamedTuple
+
+from kvarn.cli.chat import saved
+from kvarn.cli.chat.conversation import Conversation
+from kvarn.cli.table import human_bytes
+from kvarn.engine.explain import explain, in_words
+from kvarn.errors import KvarnError
+from kvarn.jobs.job import Job
+
+
+class Command(NamedTuple):
+    argument: str  # how the help names it; empty if there is none
+    help: str
+    run: Callable[[Conversation, str], str] | None  # None: the session itself does it
+
+
+def show_help(conversation: Conversation, argument: str) -> str:
+    shown = [(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    keys = [
+        ("//TEXT", "send /TEXT as a message"),
+        ('"""', 'a message of several lines begins and ends with """'),
+        ("Alt-Enter", "begin a new line; so does Enter after a backslash"),
+        ("Ctrl-C", "stop the answer, or clear the line"),
+        ("Ctrl-R", "search what was typed before"),
+        ("Ctrl-D", "leave"),
+    ]
+    width = max(len(name) for name, _ in [*shown, *keys]) + 2
+    return "\n".join(f"{name:<{width}}{text}" for name, text in [*shown, *keys])
+
+
+def clear(conversation: Conversation, argument: str) -> str:
+    conversation.clear()
+    return "the conversation is forgotten" + ("; the system message stays" if conversation.system else "")
+
+
+def system(conversation: Conversation, argument: str) -> str:
+    if not argument:
+        return conversation.system or "there is no system message; /system TEXT sets one"
+    removed = argument in ('""', "''")
+    conversation.system = None if removed else argument
+    what = "the system message is removed" if removed else "the system message is replaced"
+    return what + ("; the conversation goes on" if conversation.n_turns else "")
+
+
+def save(conversation: Conversation, argument: str) -> str:
+    name = _file("/save", argument)
+    if not conversation.messages:
+        raise KvarnError("there is nothing to save yet")
+    saved.save(name, conversation.messages)
+    return f"saved {count(len(conversation.messages), 'message')} to {name}"
+
+
+def load(conversation: Conversation, argument: str) -> str:
+    messages = saved.load(_file("/load", argument))
+    conversation.restore(messages)
+    waits = messages[-1]["role"] == "user"
+    return f"loaded {count(len(messages), 'message')}" + (
+        "; the last one is a question: /regenerate answers it" if waits else ""
+    )
+
+
+def explain_last(conversation: Conversation, argument: str) -> str:
+    job = conversation.last
+    if job is None:
+        return "nothing has been answered yet"
+    explanation = explain(job.request)
+    spell = partial(conversation.llm.tokenizer.decode, special=True)
+    answer = f"the answer has {count(len(job.output().tokens), 'token')}{_speed(job)}"
+    if explanation.first_token_ms is not None and explanation.total_ms is not None:
+        answer += f"; the first came after {explanation.first_token_ms:.0f} ms, the last after "
+        answer += f"{explanation.total_ms:.0f} ms"
+    return f"{in_words(explanation, spell)}\n{answer}"
+
+
+def show_cache(conversation: Conversation, argument: str) -> str:
+    plan, usage = conversation.llm.cache.plan, conversation.llm.cache.usage()
+    held = usage.tokens_resident
+    lines = [
+        f"strategy  {plan.strategy.name}: {plan.strategy.placement} placement, {plan.layout.name} layout, "
+        f"{plan.codec.name} cells",
+        f"memory    {human_bytes(usage.nbytes)}, {count(usage.blocks_used + usage.blocks_cached, 'block')} "
+        f"of {usage.blocks} in use",
+        f"held      {count(held, 'token')} of a context of {conversation.context} ({held / conversation.context:.0%})",
+    ]
+    if conversation.left_out:
+        lines.append(f"left out  {count(conversation.left_out, 'turn')} of {conversation.n_turns}")
+    return "\n".join(lines)
+
+
+COMMANDS = {
+    "/help": Command("", "this text", show_help),
+    "/clear": Command("", "forget all except the system message (also /reset)", clear),
+    "/system": Command("[TEXT]", 'show the system message, or replace it; "" removes it', system),
+    "/regenerate": Command("", "answer the last question again", None),
+    "/save": Command("FILE", "save the conversation as JSON", save),
+    "/load": Command("FILE", "continue a saved conversation", load),
+    "/explain": Command("", "what the last answer reused, and why not more (also /stats)", explain_last),
+    "/cache": Command("", "the cache: strategy, memory, tokens held", show_cache),
+    "/quit": Command("", "leave (also /exit, /bye, Ctrl-D)", None),
+}
+ALIASES = {"/reset": "/clear", "/stats": "/explain", "/exit": "/quit", "/bye": "/quit"}
+
+
+def find(line: str) -> tuple[str, Command, str]:
+    """The command of a line by its full name, and its argument."""
+    typed, *rest = line.split(maxsplit=1)
+    argument = rest[0].strip() if rest else ""
+    name = ALIASES.get(typed, typed)
+    command = COMMANDS.get(name)
+    if command is None:
+        near = get_close_matches(typed, [*COMMANDS, *ALIASES], 1)
+        guess = f"did you mean {near[0]}? " if near else "/help lists the commands; "
+        raise KvarnError(f"there is no command {typed}: {guess}/{typed} sends it as a message")
+    if argument and not command.argument:
+        raise KvarnError(f"{typed} takes nothing after it; /{typed} sends it as a message")
+    return name, command, argument
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def summary(job: Job) -> str:
+    """Tokens of the prompt and of the answer, and the speed of the answer, in one line."""
+    output = job.output()
+    n = len(output.tokens)
+    tokens = "token" if output.prompt_tokens + n == 1 else "tokens"
+    return f"{output.prompt_tokens} + {n} {tokens}, {output.cached_tokens} reused{_speed(job)}"
+
+
+def _speed(job: Job) -> str:
+    n, timing = len(job.output().tokens), job.request.timing
+    if n < 2 or timing.first_token_at is None or timing.finished_at is None:
+        return ""
+    seconds = timing.finished_at - timing.first_token_at
+    return f", {(n - 1) / seconds:.0f}/s" if seconds > 0 else ""
+
+
+def _file(command: str, argument: str) -> str:
+    if not argument:
+        raise KvarnError(f"{command} FILE: give the name of a file")
+    return argument

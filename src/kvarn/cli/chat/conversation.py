@@ -1,0 +1,146 @@
+"""A conversation with a model: its messages, the prompt of the next answer, and the room for it.
+
+The messages are kept whole. When they no longer fit into the context, the oldest turns (a question with
+its answer) are left out of the prompt; the system message stays. A call that raises, and an answer that
+never began, change nothing. Non-goals: input, output, files.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvarn.cli.chat.saved import Message
+from kvarn.engine.params import SamplingParams
+from kvarn.errors import KvarnError, PromptTooLong
+from kvarn.jobs.job import Job
+from kvarn.llm import LLM
+
+ID = "chat"  # of the conversation's sequence in the cache; there is one
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question that is being answered."""
+
+    job: Job
+    messages: list[Message]  # all, up to the question
+    left_out: int  # oldest turns that are not in the prompt
+    newly_left_out: int
+
+
+class Conversation:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+        self.llm = llm
+        self.params = params
+        self.messages: list[Message] = []
+        self.left_out = 0  # oldest turns that are not in the prompt
+        self.last: Job | None = None
+        self._n_drawn_again = 0
+        self.system = system
+
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return min(self.llm.cache.plan.context, self.llm.cache.longest)
+
+    @property
+    def room(self) -> int:
+        """Tokens that are kept free for an answer: a quarter of the context, or max_tokens if that is less."""
+        return max(min(self.params.max_tokens, self.context // 4), 1)
+
+    @property
+    def system(self) -> str | None:
+        return self.messages[0]["content"] if _has_system(self.messages) else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[_has_system(self.messages) :]
+        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
+
+    @property
+    def n_turns(self) -> int:
+        return len(_starts(self.messages))
+
+    def clear(self) -> None:
+        """Forget everything except the system message."""
+        self.restore(self.messages[: _has_system(self.messages)])
+
+    def restore(self, messages: list[Message]) -> None:
+        """Continue from these messages. Raises if the chat template refuses them."""
+        if messages:
+            self.llm.render(messages)
+        self.llm.runner.forget(ID)
+        self.messages, self.left_out, self.last = list(messages), 0, None
+
+    def ask(self, text: str) -> Turn:
+        """Queue the answer to a new question. `finish` makes the turn a part of the conversation."""
+        return self._start([*self.messages, {"role": "user", "content": text}], self.params)
+
+    def ask_again(self) -> Turn:
+        """Queue another answer to the last question."""
+        starts = _starts(self.messages)
+        if not starts:
+            raise KvarnError("there is no question yet that could be answered again")
+        self._n_drawn_again += 1
+        seed = self.params.seed
+        params = self.params if seed is None else replace(self.params, seed=(seed + self._n_drawn_again) % (1 << 63))
+        return self._start(self.messages[: starts[-1] + 1], params)
+
+    def finish(self, turn: Turn) -> bool:
+        """Add the question and what was said. False if it ended before anything was said: then nothing changes."""
+        output = turn.job.output()
+        self.last = turn.job
+        if not output.text and output.finish_reason in ("cancelled", "error"):
+            return False
+        self.messages = [*turn.messages, {"role": "assistant", "content": output.text}]
+        self.left_out = turn.left_out
+        return True
+
+    def _start(self, messages: list[Message], params: SamplingParams) -> Turn:
+        prompt, left_out = self._fit(messages)
+        job = self.llm.start(prompt, params, conversation=ID)
+        return Turn(job, messages, left_out, left_out - self.left_out)
+
+    def _fit(self, messages: list[Message]) -> tuple[list[int], int]:
+        """The prompt, and how many of the oldest turns it leaves out."""
+        system, starts = messages[: _has_system(messages)], _starts(messages)
+        newest = len(starts) - 1
+        prompts: dict[int, list[int]] = {}
+
+        def prompt(left_out: int) -> list[int]:
+            if left_out not in prompts:
+                first = starts[left_out] if left_out else len(system)
+                prompts[left_out] = self.llm.render([*system, *messages[first:]])
+            return prompts[left_out]
+
+        def enough(tokens: int) -> int:
+            return _first(lambda k: len(prompt(k)) <= tokens, self.left_out, newest)
+
+        context = self.context
+        left_out = min(self.left_out, newest)
+        if len(prompt(left_out)) + self.room > context:
+            left_out = enough(context - self.room)
+            # Every change at the front of the prompt computes all of it again. So make room for several turns at
+            # once, but keep the last answer if it fits.
+            left_out = max(left_out, min(enough(context // 2), newest - 1))
+        n = len(prompt(left_out))
+        if n >= context:
+            raise PromptTooLong(
+                f"this message is too long: with the system message and the chat template it has {n} tokens, and the "
+                f"context holds {context}; shorten it, or start kvarn with a larger context (-c)"
+            )
+        return prompt(left_out), left_out
+
+
+def _has_system(messages: list[Message]) -> bool:
+    return bool(messages) and messages[0]["role"] == "system"
+
+
+def _starts(messages: list[Message]) -> list[int]:
+    """Where the turns begin."""
+    return [i for i, message in enumerate(messages) if message["role"] == "user"]
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The least of low ... high for which it holds, or `high`. If it holds for one, it holds for those after it."""
+    return low + bisect_left(range(low, high), True, key=holds)

@@ -1,0 +1,119 @@
+"""Output to a terminal: answers as Markdown, dim notes and statistics.
+
+The block of an answer that is being written is shown as plain text, and replaced when it is complete. Text from
+outside passes `safe` first. Non-goals: input; terminals that cannot move their cursor (plain.py).
+"""
+
+import os
+import sys
+
+from rich.console import Console
+
+from kvarn.cli.chat.blocks import Block, Splitter
+from kvarn.cli.chat.live import LiveRows, wrap
+from kvarn.cli.chat.markdown import BlockRenderer, console
+from kvarn.cli.safe_text import safe
+
+_DIM, _BOLD, _NORMAL = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+class TerminalScreen:
+    def __init__(self, markdown: bool = True) -> None:
+        self._console = console(bool(os.environ.get("NO_COLOR"))) if markdown else None
+
+    def greet(self, name: str, lines: list[str]) -> None:
+        write(f"{_BOLD}{safe(name)}{_NORMAL}\n")
+        for line in lines:
+            self.note(line)
+
+    def say(self, text: str) -> None:
+        write(_wrapped(text) + "\n")
+
+    def note(self, text: str) -> None:
+        write(f"{_DIM}{_wrapped(text)}{_NORMAL}\n")
+
+    def statistics(self, text: str) -> None:
+        self.note(text)
+
+    def answer(self) -> "PlainAnswer | MarkdownAnswer":
+        return PlainAnswer() if self._console is None else MarkdownAnswer(self._console)
+
+
+class PlainAnswer:
+    def __init__(self) -> None:
+        self._at_start = True  # of a line
+
+    def add(self, piece: str) -> None:
+        text = safe(piece)
+        write(text)
+        self._at_start = text.endswith("\n") if text else self._at_start
+
+    def end(self, interrupted: bool = False) -> None:
+        write("" if self._at_start else "\n")
+
+
+class MarkdownAnswer:
+    def __init__(self, console: Console) -> None:
+        self._blocks = Splitter()
+        self._renderer = BlockRenderer(console)
+        self._live = LiveRows(terminal_size)
+
+    def add(self, piece: str) -> None:
+        text = safe(piece)
+        before = self._blocks.pending
+        done = self._blocks.feed(text)
+        if done:
+            self._replace(done, text)
+        else:
+            self._grow(before)
+
+    def end(self, interrupted: bool = False) -> None:
+        """After an interrupt the rows on the screen may not be those that were counted, so they stay."""
+        done = self._blocks.end()
+        if interrupted:
+            write(f"{_NORMAL}{self._live.leave()}")
+        elif done:
+            self._replace(done, "")
+        else:
+            write(self._live.leave())
+
+    def _grow(self, before: str) -> None:
+        shown = self._blocks.pending[len(before) :]
+        if before.strip():
+            write(self._live.add(shown))
+        elif shown.strip():  # the first text of the block
+            write(self._live.add(("\n" if self._blocks.gap else "") + self._blocks.pending.lstrip("\n")))
+
+    def _replace(self, done: list[Block], text: str) -> None:
+        """Show complete blocks in place of the plain text. `text` is what came last."""
+        pending = self._blocks.pending
+        if self._live.removable:
+            columns = terminal_size().columns
+            shown = self._live.remove() + "".join(self._renderer.render(block, columns) for block in done)
+            if pending.strip():
+                shown += self._live.add(("\n" if self._blocks.gap else "") + pending)
+            write(shown)
+        elif pending.strip():  # plain text that is already shown goes on in the next block: that stays plain, too
+            write(self._live.add(text))
+        else:
+            write(self._live.add(text.rstrip("\n")) + self._live.leave())
+
+
+def terminal_size() -> os.terminal_size:
+    """The size now. COLUMNS is not used, because it does not change with the window."""
+    try:
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        columns, lines = 0, 0
+    return os.terminal_size((columns or 80, lines or 24))
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(wrap(safe(text), max(terminal_size().columns - 1, 1)))
+
+
+def write(text: str) -> None:
+    """At once, so that a replacement does not flicker."""
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
