@@ -111,7 +111,7 @@ def test_what_an_answer_cost(chat: Terminal) -> None:
     assert re.search(r"\d+ \+ 4 tokens, \d+ reused(, \d+/s)?; stopped by -n", chat.say("ab"))
     shown = chat.say(f"/expl{TAB}").replace("\n", " ")
     assert re.search(r"reused \d+ of \d+ prompt tokens.* the answer has 4 tokens", shown)
-    assert re.search(r"held +\d+ tokens of a context of 4096 \(\d+%\)", chat.say("/cache"))
+    assert re.search(r"held +\d+ tokens of 4,096 \(\d+%\)", chat.say("/cache"))
 
 
 def test_ctrl_c_at_the_prompt(chat: Terminal, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from support.serving import tiny_model
 
 from kvarn import LLM, SamplingParams
 from kvarn.cli.chat import saved
-from kvarn.cli.chat.commands import COMMANDS, count, find
+from kvarn.cli.chat.commands import COMMANDS, find
 from kvarn.cli.chat.conversation import Conversation
 from kvarn.cli.chat.history import LONGEST, MOST_LINES, FileHistory
 from kvarn.cli.chat.multiline import Quoted, message, next_line
@@ -199,7 +199,6 @@ def test_wrong_commands_get_one_line(line: str, error: str) -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert (count(1, "token"), count(0, "token")) == ("1 token", "0 tokens")
     assert left_out(1) == "the oldest turn no longer fits and was left out of the prompt"
     assert left_out(12) == "the 12 oldest turns no longer fit and were left out of the prompt"
 

@@ -14,6 +14,7 @@ from kvarn.cli.table import human_bytes
 from kvarn.engine.explain import explain, in_words
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import Job
+from kvarn.words import counted
 
 
 class Command(NamedTuple):
@@ -55,14 +56,14 @@ def save(conversation: Conversation, argument: str) -> str:
     if not conversation.messages:
         raise KvarnError("there is nothing to save yet")
     saved.save(name, conversation.messages)
-    return f"saved {count(len(conversation.messages), 'message')} to {name}"
+    return f"saved {counted(len(conversation.messages), 'message')} to {name}"
 
 
 def load(conversation: Conversation, argument: str) -> str:
     messages = saved.load(_file("/load", argument))
     conversation.restore(messages)
     waits = messages[-1]["role"] == "user"
-    return f"loaded {count(len(messages), 'message')}" + (
+    return f"loaded {counted(len(messages), 'message')}" + (
         "; the last one is a question: /regenerate answers it" if waits else ""
     )
 
@@ -73,7 +74,7 @@ def explain_last(conversation: Conversation, argument: str) -> str:
         return "nothing has been answered yet"
     explanation = explain(job.request)
     spell = partial(conversation.llm.tokenizer.decode, special=True)
-    answer = f"the answer has {count(len(job.output().tokens), 'token')}{_speed(job)}"
+    answer = f"the answer has {counted(len(job.output().tokens), 'token')}{_speed(job)}"
     if explanation.first_token_ms is not None and explanation.total_ms is not None:
         answer += f"; the first came after {explanation.first_token_ms:.0f} ms, the last after "
         answer += f"{explanation.total_ms:.0f} ms"
@@ -86,12 +87,12 @@ def show_cache(conversation: Conversation, argument: str) -> str:
     lines = [
         f"strategy  {plan.strategy.name}: {plan.strategy.placement} placement, {plan.layout.name} layout, "
         f"{plan.codec.name} cells",
-        f"memory    {human_bytes(usage.nbytes)}, {count(usage.blocks_used + usage.blocks_cached, 'block')} "
+        f"memory    {human_bytes(usage.nbytes)}, {counted(usage.blocks_used + usage.blocks_cached, 'block')} "
         f"of {usage.blocks} in use",
-        f"held      {count(held, 'token')} of a context of {conversation.context} ({held / conversation.context:.0%})",
+        f"held      {counted(held, 'token')} of {conversation.context:,} ({held / conversation.context:.0%})",
     ]
     if conversation.left_out:
-        lines.append(f"left out  {count(conversation.left_out, 'turn')} of {conversation.n_turns}")
+        lines.append(f"left out  {counted(conversation.left_out, 'turn')} of {conversation.n_turns}")
     return "\n".join(lines)
 
 
@@ -122,10 +123,6 @@ def find(line: str) -> tuple[str, Command, str]:
     if argument and not command.argument:
         raise KvarnError(f"{typed} takes nothing after it; /{typed} sends it as a message")
     return name, command, argument
-
-
-def count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def summary(job: Job) -> str:

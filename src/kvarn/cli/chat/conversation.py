@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvarn.cli.chat.saved import Message
-from kvarn.engine.params import SamplingParams
+from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.jobs.job import Job
 from kvarn.llm import LLM
@@ -31,7 +31,7 @@ class Turn:
 class Conversation:
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
         self.llm = llm
-        self.params = params
+        self.params = llm.for_chat(params)
         self.messages: list[Message] = []
         self.left_out = 0  # oldest turns that are not in the prompt
         self.last: Job | None = None
@@ -46,7 +46,7 @@ class Conversation:
     @property
     def room(self) -> int:
         """Tokens that are kept free for an answer: a quarter of the context, or max_tokens if that is less."""
-        return max(min(self.params.max_tokens, self.context // 4), 1)
+        return max(min(self.params.max_tokens or UNBOUNDED, self.context // 4), 1)
 
     @property
     def system(self) -> str | None:

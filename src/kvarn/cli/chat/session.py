@@ -119,12 +119,8 @@ class Session:
         """Why the answer is not whole, if so."""
         if stopped:
             return "; stopped"
-        output = turn.job.output()
-        if output.finish_reason != "length":
-            return ""
-        if len(output.tokens) < self.conversation.params.max_tokens:
-            return "; stopped: the context is full"
-        return "; stopped by -n"
+        limit = turn.job.output().completions[0].limit
+        return {None: "", "context": "; stopped: the context is full", "max_tokens": "; stopped by -n"}[limit]
 
 
 def left_out(n: int) -> str:
