@@ -13,18 +13,20 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "kvarn"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "words": set(),
     "arrays": {"numpy"},
     "native": {"_native", "errors"},
     "arithmetic": {"arrays", "native", "numpy"},
-    "cache": {"errors"},  # integers: no array, no device, no extension
+    "cache": {"errors", "words"},  # integers: no array, no device, no extension
     "graph": {"errors"},
     "settings": {"errors", "numpy"},
     "models": {"graph", "cache.spec", "settings", "errors", "numpy"},
-    "text": {"settings", "errors", "native", "numpy", "jinja2", "tokenizers"},
-    "loading": {"arrays", "errors", "settings", "models", "graph", "numpy", "gguf", "safetensors", "huggingface_hub"},
+    "text": {"settings", "errors", "words", "native", "numpy", "jinja2", "tokenizers"},
+    "loading": {"arrays", "errors", "words", "settings", "models", "graph"}
+    | {"numpy", "gguf", "safetensors", "huggingface_hub"},
     # The engine works on token ids: no text, no HTTP, no metrics, and only the interface of backends.
-    "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "numpy"},
-    "jobs": {"engine", "text", "errors"},
+    "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "words", "numpy"},
+    "jobs": {"engine", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "numpy"},
 }
 # Only these parts may import the native extension.
