@@ -123,7 +123,6 @@ def test_run_json(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-p", "a", "-f", "b"], "give the prompt with -p TEXT, or with -f FILE"),
         (["-f", "/nowhere/at/all"], "/nowhere/at/all: No such file or directory"),
         (["-p", "a", "-m", "/nowhere.gguf"], "/nowhere.gguf: no such file or folder"),
         (["-p", "a", "-m", "nosuchmodel"], "nosuchmodel"),

@@ -38,7 +38,7 @@ kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7""",
     flags.add_chat_flags(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
-    parser.set_defaults(predict=512)
+    parser.set_defaults(max_tokens=512)
 
 
 def run(args: argparse.Namespace) -> None:

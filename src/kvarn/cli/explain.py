@@ -9,6 +9,7 @@ from kvarn.bench.http import parse_address, request_json
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.table import print_json
 from kvarn.errors import KvarnError
+from kvarn.words import counted
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -53,11 +54,11 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
     ended, again = found["reuse_ended"] or {}, found["recomputed_after_preemption"]
-    rows = [("prompt", f"{prompt} tokens")]
+    rows = [("prompt", counted(prompt, "token"))]
     if ended:
         rows += [
-            ("reused", f"{reused} tokens ({100 * reused / prompt:.0f} %)"),
-            ("computed", f"{computed} tokens in {found['recompute_ms']:.1f} ms"),
+            ("reused", f"{counted(reused, 'token')} ({100 * reused / prompt:.0f} %)"),
+            ("computed", f"{counted(computed, 'token')} in {found['recompute_ms']:.1f} ms"),
             ("because", found["because"]),
         ]
     if "ours" in ended and "theirs" in ended:
@@ -65,10 +66,11 @@ def show(found: dict[str, Any]) -> None:
         for name, text in (("earlier", ended["theirs"]), ("now", ended["ours"])):
             rows += [(name, f"{text['onward']!r} (token {text['token']})")]
     if found["preemptions"]:
-        rows += [("preempted", f"{found['preemptions']} times: {again['tokens']} tokens again, {again['ms']:.1f} ms")]
+        often = counted(found["preemptions"], "time")
+        rows += [("preempted", f"{often}: {counted(again['tokens'], 'token')} again, {again['ms']:.1f} ms")]
     if found["cancelled"]:
         missing = prompt - reused - computed
-        place = f"with {missing} prompt tokens to go" if missing else "during its answer"
+        place = f"with {counted(missing, 'prompt token')} to go" if missing else "during its answer"
         rows += [("cancelled", place if ended else "while queued")]
     times = [(name, found[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
     times += [("until then" if found["cancelled"] else "whole answer", found["total_ms"])]
