@@ -169,7 +169,7 @@ def test_a_terminal_that_cannot_encode_every_character(tiny: Path) -> None:
 
 
 def test_prompts_through_a_pipe_and_answers_until_the_context_is_full(tiny: Path) -> None:
-    done = in_shell(f"printf abcdef | kvarn run -m {tiny} -c 64 -n -1 --ignore-eos --json")
+    done = in_shell(f"printf abcdef | kvarn run {tiny} -c 64 -n -1 --ignore-eos --json")
     error_text = json.loads(done.stdout)
     assert (error_text["finish_reason"], error_text["prompt_tokens"] + len(error_text["tokens"])) == ("length", 65)
     whole = json.loads(in_shell(f"kvarn inspect {tiny} -c 0 --json").stdout)

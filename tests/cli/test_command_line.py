@@ -1,10 +1,13 @@
 """What people type: words without an option, wrong options and values, one name for each setting."""
 
 import inspect
+import json
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from support.serving import tiny_model
 
 from kvarn import LLM, SamplingParams
 from kvarn.cli import COMMANDS, flags, main, parser_of, split_command
@@ -215,3 +218,36 @@ def test_only_the_flags_that_are_given_reach_the_sampling_params() -> None:
         **{flags.STOP_IDS: (7, 8)},
     )
     assert params("-n", "-1").max_tokens == flags.UNBOUNDED
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), 512)
+
+
+def test_the_echo_is_the_prompt_and_then_the_answer(tiny: Path, capsys: pytest.CaptureFixture) -> None:
+    answers = []
+    for echo in ([], ["--echo"]):
+        assert main(["run", str(tiny), "ab\ncd", "-n", "4", "--ignore-eos", *echo]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[1] == "ab\ncd" + answers[0]
+    assert main(["run", str(tiny), "ab\ncd", "-n", "4", "--ignore-eos", "--echo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] + "\n" == answers[1]
+
+
+def test_log_probabilities_are_in_the_json(tiny: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", str(tiny), "abc", "-n", "3", "--ignore-eos", "--json", "--logprobs", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["token"] for each in report["logprobs"]] == report["tokens"]
+    for each in report["logprobs"]:
+        assert len(each["top"]) == 2
+        assert each["top"][0] == {"token": each["token"], "logprob": each["logprob"]}, "greedy"
+
+
+def test_without_a_prompt_on_a_terminal(tiny: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert main(["run", str(tiny)]) == 2
+    assert capsys.readouterr().err == (
+        f'kvarn run: give a prompt: kvarn run {tiny} "TEXT", or -f FILE, or through a pipe; '
+        f"for a conversation: kvarn chat {tiny}\n"
+    )

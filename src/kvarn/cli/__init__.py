@@ -11,7 +11,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from kvarn import __version__
-from kvarn.cli.interrupt import STATUS, Interrupted, SecondInterruptEnds, end_line
+from kvarn.cli.interrupt import STATUS, FirstInterruptEnds, Interrupted, SecondInterruptEnds, end_line
 from kvarn.cli.parser import Parser, UsageError, did_you_mean
 from kvarn.errors import BadLogits, KvarnError, printable
 
@@ -107,7 +107,8 @@ def _dispatch(command: str, arguments: list[str]) -> None:
     elif command == "help":
         print(help_text())
     else:
-        module = import_module(f"kvarn.cli.{command.replace(' ', '_')}")
+        with FirstInterruptEnds():
+            module = import_module(f"kvarn.cli.{command.replace(' ', '_')}")
         parsed = parser_of(command).parse(arguments)
         with nullcontext() if command in HANDLE_INTERRUPTS else SecondInterruptEnds():
             if parsed is not None:

@@ -102,5 +102,6 @@ class Conversation:
             self.llm.runner.cancel(job)
         print()
         spell = partial(self.llm.tokenizer.decode, special=True)
-        self.last = f"{in_words(explain(job.request), spell)}\n{summary(job, self.llm.engine.stats)}"
+        cost = summary(job, self.llm.engine.stats, self.llm.cache.plan.context)
+        self.last = f"{in_words(explain(job.request), spell)}\n{cost}"
         self.messages.append({"role": "assistant", "content": job.output().text})

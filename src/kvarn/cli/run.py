@@ -7,12 +7,13 @@ import argparse
 import sys
 import time
 
-from kvarn.cli import flags, trace
+from kvarn.cli import flags, prefill, trace
 from kvarn.cli.interrupt import Interrupted
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import UsageError
 from kvarn.cli.prompt import RULE, add_prompt_flags, read_prompt
 from kvarn.cli.table import print_json
+from kvarn.engine.explain import explain
 from kvarn.engine.stats import EngineStats
 from kvarn.llm import LLM, Completion, Job
 from kvarn.words import counted
@@ -58,52 +59,56 @@ def run(args: argparse.Namespace) -> None:
         trace.save(args.trace, [])  # fails before the model runs if the file cannot be written
     job = llm.start(llm.render([{"role": "user", "content": prompt}]) if args.chat else prompt, params)
     echoed = prompt if args.echo else ""
-    complete = answer(llm, job, None if args.json else echoed)
+    complete = answer(llm, job, not args.json, echoed)
     if args.trace:
         trace.save(args.trace, llm.program.timings())
     if args.json:
         print_json(report(llm, job, load_seconds, echoed))
     else:
-        print()
         print(summary(job, llm.engine.stats, llm.cache.plan.context), file=sys.stderr)
     if not complete:
         raise Interrupted
 
 
-def answer(llm: LLM, job: Job, echoed: str | None) -> bool:
-    """Compute the answer and print it after the echoed prompt, or print nothing (None). False after Ctrl-C."""
+def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
+    """Compute the answer and print it after the echoed prompt, if it is to be shown. False after Ctrl-C."""
+    complete, text = True, echoed
     try:
-        print(echoed or "", end="", flush=True)
-        for piece in llm.stream_job(job):
-            if echoed is not None:
-                print(piece, end="", flush=True)
+        for piece in prefill.stream(llm, job):
+            text += piece
+            if shown:  # the echo comes with the first piece: until then the line shows the progress of the prompt
+                print(text, end="", flush=True)
+            text = ""
     except KeyboardInterrupt:
         llm.runner.cancel(job)
-        return False
-    return True
+        complete = False
+    if shown:
+        print(text)
+    return complete
 
 
 def rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds else 0.0
 
 
-def summary(job: Job, stats: EngineStats, context: int | None = None) -> str:
-    output = job.output()
+def summary(job: Job, stats: EngineStats, context: int) -> str:
+    output, work = job.output(), explain(job.request)
+    reached = f", {work.computed:,} computed" if work.reached < work.prompt else ""
     return (
-        f"[prompt {counted(output.prompt_tokens, 'token')}, {output.cached_tokens:,} of them cached; "
+        f"[prompt {counted(output.prompt_tokens, 'token')}, {output.cached_tokens:,} of them cached{reached}; "
         f"answer {counted(len(output.tokens), 'token')}, "
         f"{rate(stats.decode_tokens, stats.decode_seconds):.1f} per second; "
         f"{ended(output.completions[0], job.request.params.max_tokens, context)}]"
     )
 
 
-def ended(completion: Completion, max_tokens: int, context: int | None) -> str:
+def ended(completion: Completion, max_tokens: int, context: int) -> str:
     """Why the answer ended. A limit is named with the flag that raises it."""
     limit = getattr(completion, "limit", None)
     if limit == "max_tokens":
         return f"max_tokens reached (-n {max_tokens})"
     if limit == "context":
-        return "context full" if context is None else f"context full (-c {context})"
+        return f"context full (-c {context})"
     return completion.finish_reason
 
 
