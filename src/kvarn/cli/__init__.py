@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Any
 
 from kvarn import __version__
 from kvarn.cli.interrupt import STATUS, FirstInterruptEnds, Interrupted, SecondInterruptEnds, end_line
@@ -29,6 +30,7 @@ COMMANDS = {
     "completion": "print a script that completes commands and options in bash, zsh or fish",
     "help": "show this text, or the help of a command",
 }
+MODULES = {"bench serve": "bench_serve"}  # where the module has another name than the command
 HANDLE_INTERRUPTS = {"chat", "serve", "bench serve"}  # they go on after a Ctrl-C, at least for a while
 DESCRIPTION = """\
 An inference engine for language models. Its KV cache is the product. It runs GGUF files and
@@ -108,7 +110,7 @@ def _dispatch(command: str, arguments: list[str]) -> None:
         print(help_text())
     else:
         with FirstInterruptEnds():
-            module = import_module(f"kvarn.cli.{command.replace(' ', '_')}")
+            module = _module(command)
         parsed = parser_of(command).parse(arguments)
         with nullcontext() if command in HANDLE_INTERRUPTS else SecondInterruptEnds():
             if parsed is not None:
@@ -118,8 +120,12 @@ def _dispatch(command: str, arguments: list[str]) -> None:
 
 def parser_of(command: str) -> Parser:
     parser = Parser(f"kvarn {command}")
-    import_module(f"kvarn.cli.{command.replace(' ', '_')}").add(parser)
+    _module(command).add(parser)
     return parser
+
+
+def _module(command: str) -> Any:
+    return import_module(f"kvarn.cli.{MODULES.get(command, command)}")
 
 
 def help_text() -> str:

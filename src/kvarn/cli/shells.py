@@ -10,19 +10,24 @@ from kvarn.cli.completion import Command, Option, Value
 _BASH = """\
 # bash completion of kvarn, written by `kvarn completion bash`
 _kvarn() {
-    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"
-    local command="${COMP_WORDS[1]}" options="" words="" files="" value=""
-    if [[ $current == "=" ]]; then  # --cache=
+    local at=$COMP_CWORD current="${COMP_WORDS[COMP_CWORD]}" before="" options="" words="" files="" value=""
+    if [[ $current == ":" ]]; then  # bash splits at colons: qwen3:
+        before="${COMP_WORDS[at-1]}:" current="" at=$((at - 1))
+    elif (( at > 2 )) && [[ ${COMP_WORDS[at-1]} == ":" ]]; then  # qwen3:0
+        before="${COMP_WORDS[at-2]}:" at=$((at - 2))
+    fi
+    local previous="${COMP_WORDS[at-1]}" command="${COMP_WORDS[1]}"
+    if [[ $current == "=" ]]; then  # and at equal signs: --cache=
         current=""
     elif [[ $previous == "=" ]]; then  # --cache=pa
-        previous="${COMP_WORDS[COMP_CWORD-2]}"
+        previous="${COMP_WORDS[at-2]}"
     fi
-    if (( COMP_CWORD > 2 )); then
+    (( at == 1 )) && command=""
+    if (( at > 2 )); then
         case "${COMP_WORDS[1]} ${COMP_WORDS[2]}" in
             @TWO@) command="${COMP_WORDS[1]} ${COMP_WORDS[2]}" ;;
         esac
     fi
-    (( COMP_CWORD == 1 )) && command=""
     case $command in
         "")
             options="--help --version"
@@ -31,8 +36,9 @@ _kvarn() {
     esac
     [[ -z $value && $current == -* ]] && words=$options files=""
     local IFS=$' \\n'
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-    if [[ -n $files ]]; then
+    COMPREPLY=($(compgen -W "$words" -- "$before$current"))
+    COMPREPLY=("${COMPREPLY[@]#"$before"}")
+    if [[ -n $files && -z $before ]]; then
         compopt -o filenames 2>/dev/null
         IFS=$'\\n'
         COMPREPLY+=($(compgen -f -- "$current"))
@@ -174,7 +180,8 @@ def _zsh_specs(option: Option) -> list[str]:
 def _zsh_action(value: Value) -> str:
     words = f"({' '.join(value.words)})"
     if value.files and value.words:
-        return f" _kvarn_or_files {' '.join(value.words)}"  # the space: _arguments adds nothing to the call
+        names = " ".join(value.words).replace(":", "\\:")
+        return f" _kvarn_or_files {names}"  # the space: _arguments adds nothing to the call
     return "_files" if value.files else words if value.words else " "
 
 
