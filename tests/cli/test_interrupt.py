@@ -189,7 +189,7 @@ def test_a_prompt_that_was_not_finished(tiny: Path) -> None:
         llm.runner.step()
         llm.runner.cancel(job)
         text = summary(job, EngineStats(), 128)
-        assert text == "[prompt 50 tokens, 0 of them cached, 16 computed; answer 0 tokens, 0.0 per second; cancelled]"
+        assert text == "[prompt 50 tokens, 0 of them cached, 16 computed; answer 0 tokens; cancelled]"
         done = llm.start([1], SamplingParams(max_tokens=1))
         llm.runner.wait(done)
-        assert summary(done, EngineStats(), 128).startswith("[prompt 1 token, 0 of them cached; answer 1 token, ")
+        assert summary(done, EngineStats(), 128).startswith("[prompt 1 token, 0 of them cached; answer 1 token; ")

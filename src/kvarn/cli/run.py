@@ -94,10 +94,10 @@ def rate(tokens: int, seconds: float) -> float:
 def summary(job: Job, stats: EngineStats, context: int) -> str:
     output, work = job.output(), explain(job.request)
     reached = f", {work.computed:,} computed" if work.reached < work.prompt else ""
+    speed = f", {rate(stats.decode_tokens, stats.decode_seconds):.1f} per second" if stats.decode_tokens else ""
     return (
         f"[prompt {counted(output.prompt_tokens, 'token')}, {output.cached_tokens:,} of them cached{reached}; "
-        f"answer {counted(len(output.tokens), 'token')}, "
-        f"{rate(stats.decode_tokens, stats.decode_seconds):.1f} per second; "
+        f"answer {counted(len(output.tokens), 'token')}{speed}; "
         f"{ended(output.completions[0], job.request.params.max_tokens, context)}]"
     )
 
