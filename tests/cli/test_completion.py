@@ -36,6 +36,7 @@ TYPED = {  # the words of the line, the last one incomplete: what completes it
     ("r",): ["run"],
     ("--v",): ["--version"],
     ("run", "--cache-"): ["--cache-type", "--cache-bytes", "--cache-layout"],
+    ("run", "--js"): ["--json"],
     ("run", "--cache-type", ""): ["f32", "f16", "bf16", "int8"],
     ("run", "--cache", "=", "pa"): ["paged"],
     ("run", "--cache-type", "="): ["f32", "f16", "bf16", "int8"],
@@ -62,6 +63,7 @@ TYPED = {  # the words of the line, the last one incomplete: what completes it
 def test_bash_completes(scripts: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     (tmp_path / "some text.txt").touch()
+    (tmp_path / "--js.txt").touch()  # not offered among options
     lines = [f"source {scripts['bash']}"]
     for words in TYPED:
         lines.append(f"COMP_WORDS=(kvarn {shlex.join(words)}); COMP_CWORD={len(words)}; COMPREPLY=(); _kvarn")

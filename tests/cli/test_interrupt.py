@@ -82,7 +82,7 @@ def on_terminal(line: list[str], awaited: bytes) -> tuple[bytes, int]:
         except OSError:  # the process has ended
             pass
         finally:
-            os.close(screen)
+            os.close(screen)  # hangs up: ends a process that still runs
         return shown, process.wait(60)
 
 
@@ -113,10 +113,13 @@ with SecondInterruptEnds():
 def test_the_second_interrupt_ends_a_process_that_does_not_react() -> None:
     with subprocess.Popen([sys.executable, "-c", TWICE], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        for expected in ("ready\n", "once\n"):
-            assert process.stdout.readline() == expected
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        try:
+            for expected in ("ready\n", "once\n"):
+                assert process.stdout.readline() == expected
+                process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
 
 
 FIRST = """
