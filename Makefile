@@ -16,7 +16,7 @@ PROMPT ?= "The quick brown fox"
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
-	@printf '%s' $(PROMPT); $(BIN)/kvarn run -m $(MODEL) -p $(PROMPT) -n 32
+	@$(BIN)/kvarn run -m $(MODEL) -p=$(PROMPT) -n 32 --echo
 	@echo; $(BIN)/kvarn strategies
 
 test: $(STAMP)

@@ -28,7 +28,8 @@ every command against its schema, and a field that the schema does not have is a
 - A number that is not finite is null.
 - **Digits.** Times in milliseconds and seconds have three decimals, rates (`tok_s`, `gb_s`,
   `per_second`, `samples`) two, `share` and `spread` four, `ratio` three, but always at least three
-  significant digits. Other fractions have six significant digits. Integers and `when` are exact.
+  significant digits. Other fractions have six significant digits. Integers, `when` and
+  `logprob` are exact.
 - New versions may add fields. A field keeps its name and its meaning, or CHANGELOG.md says so.
 - Fields without "optional" are always there.
 - The examples are real output, shortened. Their times are no benchmark.

@@ -1,6 +1,7 @@
 """The Python API and the commands on the default model."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -123,7 +124,6 @@ def test_run_json(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-p", "a", "-f", "b"], "give the prompt with -p TEXT, or with -f FILE"),
         (["-f", "/nowhere/at/all"], "/nowhere/at/all: No such file or directory"),
         (["-p", "a", "-m", "/nowhere.gguf"], "/nowhere.gguf: no such file or folder"),
         (["-p", "a", "-m", "nosuchmodel"], "nosuchmodel"),
@@ -194,17 +194,13 @@ def test_a_trace_has_the_steps_and_their_operations(tmp_path: Path) -> None:
 
 def test_chat_keeps_the_history_and_survives_an_interrupt() -> None:
     code = "import sys; from kvarn.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "chat", "-m", str(model("smollm2")), "-c", "512", "-n", "60"]
-    lines = "/help\nWhat is the capital of Italy?\n/stats\nAnd of Spain?\n/stats\n/nonsense\n/clear\n/exit\n"
+    command = [sys.executable, "-c", code, "chat", str(model("smollm2")), "--temp", "0", "-c", "512", "-n", "60"]
+    lines = "What is the capital of Italy?\n/explain\nAnd of Spain?\n/explain\n/quit\n"
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Rome" in done.stdout
-    assert "/clear    forget the conversation" in done.stdout
-    assert "/nonsense: there is no such command" in done.stdout
-    stats = [line for line in done.stdout.splitlines() if line.startswith("[prompt")]
-    assert " 0 of them cached" in stats[0]
-    assert int(stats[1].split("tokens, ")[1].split()[0]) > 32, "the first turn is in the cache"
-    assert done.stdout.count("prompt tokens, computed") == 2
+    first, second = re.findall(r"reused (\d+) of (\d+) prompt tokens, computed", done.stdout)
+    assert (int(first[0]), int(second[0]) > 32) == (0, True), "the first turn is in the cache"
     assert "what follows is new" in done.stdout or "differs at token" in done.stdout, "and says why not all of it"
 
     command[-3:] = ["4096", "-n", "2000"]  # seconds: the signal comes in time
@@ -217,4 +213,4 @@ def test_chat_keeps_the_history_and_survives_an_interrupt() -> None:
         talk.send_signal(signal.SIGINT)
         rest, _ = talk.communicate("/stats\n/exit\n", timeout=60)
     assert talk.returncode == 0, "Ctrl-C stops the answer and not the program"
-    assert rest.rstrip().endswith("cancelled]")
+    assert "cancelled during its answer" in rest

@@ -14,7 +14,7 @@ from kvarn.bench.ids import RandomIds, TextIds
 from kvarn.bench.machine import Bandwidth
 from kvarn.bench.subject import EngineSubject, Setup
 from kvarn.cache.strategy import NAMES
-from kvarn.cli import bench, main
+from kvarn.cli import bench_serve, main
 from kvarn.llm import LLM
 
 
@@ -134,8 +134,8 @@ def test_an_interruption_keeps_the_rows_so_far(
 
 
 def test_serve_goes_to_its_own_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(bench.bench_serve, "add", lambda parser: parser.add_argument("-n", "--number", type=int))
-    monkeypatch.setattr(bench.bench_serve, "run", lambda args: print("served", args.number))
+    monkeypatch.setattr(bench_serve, "add", lambda parser: parser.add_argument("-n", "--number", type=int))
+    monkeypatch.setattr(bench_serve, "run", lambda args: print("served", args.number))
     assert main(["bench", "serve", "-n", "7"]) == 0
     assert capsys.readouterr().out == "served 7\n"
 

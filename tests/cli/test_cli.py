@@ -88,18 +88,18 @@ def test_a_wrong_instruction_set_gets_one_line() -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["--help"], ["explain", "--help"], ["pull", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["--help"], ["help"], ["explain", "--help"], ["help", "pull"]], ids=" ".join)
 def test_what_needs_no_model_loads_nothing_heavy(command: list[str]) -> None:
     assert kvarn("--version").stdout == f"kvarn {__version__}\n"
     code = f"""
 import sys
 from kvarn.cli import main
-try:
-    main({command})
-except SystemExit:
-    assert not {{"numpy", "kvarn.llm"}} & sys.modules.keys()
+assert main({command}) == 0
+assert not {{"numpy", "kvarn.llm"}} & sys.modules.keys()
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: kvarn ")
 
 
 def test_importing_kvarn_does_not_import_torch() -> None:
@@ -138,8 +138,7 @@ LINES = {  # what is typed, the status, what it says on standard error
     "chat without input": ("kvarn chat -m M <&-", 0, ""),
     "a full disk": ("kvarn run -m M -p abc -n 2 >/dev/full", 1, "output: No space left on device"),
     "rubbish": ("printf '\\377' | kvarn run -m M -p -", 1, "standard input is not UTF-8 text (byte 0)"),
-    "nothing": ("kvarn run -m M </dev/null", 1, "give the prompt with -p TEXT, with -f FILE, or on standard input"),
-    "both": ("kvarn run -m M -p abc -f M", 1, "not both"),
+    "nothing": ("kvarn run M </dev/null", 2, "give a prompt: kvarn run"),
     "no place": ("kvarn run -m M -p abc --trace /nowhere/x", 1, "/nowhere/x: No such file or directory"),
     "no tokens": ("kvarn run -m M -p abc -n 0", 1, "-n is 0; it must be at least 1, or -1"),
     "no step": ("kvarn run -m M -p abc -b 0", 1, "-b is 0; it must be at least 1"),
@@ -159,21 +158,7 @@ def test_command_lines_in_a_shell(tiny: Path, line: str, status: int, error: str
     error_text = done.stderr.decode()
     assert (done.returncode, error in error_text) == (status, True), error_text
     assert error_text.count("\n") <= 1
-    assert not status or error_text.startswith("kvarn: ")
-
-
-def test_invalid_byte_counts_are_refused(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--cache-bytes", "inf"])
-    assert "'inf' is not a number of bytes" in capsys.readouterr().err
-
-
-def test_unknown_flags_show_the_command_that_does_not_know_them(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--frob"])
-    error_text = capsys.readouterr().err
-    assert error_text.startswith("usage: kvarn run ")
-    assert error_text.endswith("kvarn run: error: unrecognized arguments: --frob\n")
+    assert not status or error_text.startswith("kvarn: " if status == 1 else "kvarn run: ")
 
 
 def test_a_terminal_that_cannot_encode_every_character(tiny: Path) -> None:
@@ -184,7 +169,7 @@ def test_a_terminal_that_cannot_encode_every_character(tiny: Path) -> None:
 
 
 def test_prompts_through_a_pipe_and_answers_until_the_context_is_full(tiny: Path) -> None:
-    done = in_shell(f"printf abcdef | kvarn run -m {tiny} -c 64 -n -1 --ignore-eos --json")
+    done = in_shell(f"printf abcdef | kvarn run {tiny} -c 64 -n -1 --ignore-eos --json")
     error_text = json.loads(done.stdout)
     assert (error_text["finish_reason"], error_text["prompt_tokens"] + len(error_text["tokens"])) == ("length", 64)
     whole = json.loads(in_shell(f"kvarn inspect {tiny} -c 0 --json").stdout)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvarn.errors import KvarnError
+from kvarn.words import counted
 
 
 class RandomIds:
@@ -26,7 +27,7 @@ class TextIds:
 
     def __init__(self, tokens: Sequence[int], count: int, longest: int) -> None:
         if len(tokens) < count:
-            raise KvarnError(f"the text has {len(tokens)} tokens, too few for {count} different sequences")
+            raise KvarnError(f"the text has {counted(len(tokens), 'token')}, too few for {count} different sequences")
         laps = -(-(longest + len(tokens)) // len(tokens))
         self._tokens = list(tokens) * laps
         self._stride = len(tokens) // count

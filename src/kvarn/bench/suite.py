@@ -13,6 +13,7 @@ from kvarn.bench.subject import EngineSubject, Setup, build
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.loading.progress import Progress, quiet
+from kvarn.words import counted
 
 Row = dict[str, object]
 
@@ -50,7 +51,8 @@ def check(cases: Sequence[Case], setups: Sequence[Setup], repetitions: int) -> N
     for setup in setups:
         for case in cases:
             if case.batch > setup.chunk:
-                raise KvarnError(f"a batch of {case.batch} does not fit a step of {setup.chunk} tokens: raise -ub")
+                step = f"a step of {counted(setup.chunk, 'token')}"
+                raise KvarnError(f"a batch of {case.batch} does not fit {step}: raise -ub")
 
 
 def subject(llm: LLM, setup: Setup, cases: Sequence[Case], text: Sequence[int] | None = None) -> EngineSubject:

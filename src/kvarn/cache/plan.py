@@ -20,6 +20,7 @@ from kvarn.cache.spec import LayerSpec, align, groups
 from kvarn.cache.step import Step
 from kvarn.cache.strategy import Strategy, resolve
 from kvarn.errors import KvarnError, OutOfMemory
+from kvarn.words import counted
 
 DEFAULT_BLOCK = 32
 SMALLEST_BLOCK = 16
@@ -278,7 +279,8 @@ def _counts(config: CacheConfig, strategy: Strategy, drafts: Sequence[Group]) ->
     windows = sum(n * c for n, c, fixed in zip(wanted, cost, bounded, strict=True) if fixed)
     row = sum(c for c, fixed in zip(cost, bounded, strict=True) if not fixed)
     rest = config.cache_bytes - windows
-    _ensure_fits(rest >= row, config, windows + row, f"the windows of {config.max_seqs} sequences and one block more")
+    what = f"the windows of {counted(config.max_seqs, 'sequence')} and one block more"
+    _ensure_fits(rest >= row, config, windows + row, what)
     return [n if fixed else rest // row for n, fixed in zip(wanted, bounded, strict=True)]
 
 

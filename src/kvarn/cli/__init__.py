@@ -1,16 +1,19 @@
-"""The `kvarn` command. A subcommand is a module with `add` (adds its flags) and `run`, imported when it is used."""
+"""The `kvarn` command. A subcommand is a module with `add` (adds its flags) and `run`, imported when it is used.
 
-import argparse
+Exit statuses: 0 done, 1 an error, 2 a wrong command line, 130 Ctrl-C, 141 the reader of the output has left.
+"""
+
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
 
 from kvarn import __version__
-from kvarn.cli.manual import Manual
+from kvarn.cli.interrupt import STATUS, FirstInterruptEnds, Interrupted, SecondInterruptEnds, end_line
+from kvarn.cli.parser import Parser, UsageError, did_you_mean
 from kvarn.errors import BadLogits, KvarnError, printable
 
 COMMANDS = {
@@ -19,14 +22,19 @@ COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
     "explain": "show what a request to the server reused from the cache, and why not more",
     "bench": "measure speed, also in comparison with another engine",
+    "bench serve": "send load to a server and measure its speed",
     "perplexity": "measure how well a model predicts a text",
     "inspect": "show a model's shape, tensors and cache sizes",
     "pull": "download a model",
     "list": "list the models on this machine, or all names that kvarn knows",
     "rm": "remove models from this machine",
     "strategies": "run every cache strategy on the same data and compare them",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
+    "help": "show this text, or the help of a command",
 }
-MODULES = {"list": "listing"}  # a module named `list` would hide Python's own here
+# Where the module has another name than the command: a module named `list` would hide Python's own here.
+MODULES = {"bench serve": "bench_serve", "list": "listing"}
+HANDLE_INTERRUPTS = {"chat", "serve", "bench serve"}  # they go on after a Ctrl-C, at least for a while
 DESCRIPTION = """\
 An inference engine for language models. Its KV cache is the product. It runs GGUF files and
 safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families on the CPU."""
@@ -34,10 +42,10 @@ EPILOG = """\
 A model is a name (smollm2), a .gguf file, a folder with safetensors files, or hf:org/repo.
 
 examples:
-  kvarn run -p "The quick brown fox"            continue a text with the default model
-  kvarn chat -m model.gguf -c 8192              talk to a model of your own
-  kvarn serve -m model.gguf --api-key KEY       http://127.0.0.1:8000/v1
-  kvarn bench -m model.gguf -d 0,4096           speed with an empty cache and after 4096 tokens
+  kvarn run "The quick brown fox"               continue a text with the default model
+  kvarn chat model.gguf -c 8192                 talk to a model of your own
+  kvarn serve model.gguf --api-key KEY          http://127.0.0.1:8000/v1
+  kvarn bench model.gguf -d 0,4096              speed with an empty cache and after 4096 tokens
 
 environment:
   KVARN_CACHE        folder for models and the chat's history (default: ~/.cache/kvarn)
@@ -50,17 +58,25 @@ environment:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    command = ""
     try:
         _ready_streams()
-        _dispatch(sys.argv[1:] if argv is None else list(argv))
+        command, arguments = split_command(sys.argv[1:] if argv is None else list(argv))
+        _dispatch(command, arguments)
+    except UsageError as error:
+        print(f"kvarn {command}".rstrip() + f": {printable(str(error), 2000)}", file=sys.stderr)
+        return 2
     except (KvarnError, BadLogits) as error:
         print(f"kvarn: {printable(str(error), 2000)}", file=sys.stderr)
         return 1
     except MemoryError:
         print("kvarn: there is not enough memory: lower -c, -np, -b or --cache-bytes", file=sys.stderr)
         return 1
+    except Interrupted:
+        return STATUS
     except KeyboardInterrupt:
-        return 130
+        end_line()
+        return STATUS
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         _give_up_output()
         return 141
@@ -71,29 +87,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _dispatch(arguments: list[str]) -> None:
-    listed = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
-    parser = argparse.ArgumentParser("kvarn", "kvarn COMMAND [OPTIONS]", epilog=EPILOG, formatter_class=Manual)
-    parser.description = f"{DESCRIPTION}\n\ncommands:\n{listed}"
-    parser.add_argument("--version", action="version", version=f"kvarn {__version__}")
-    commands = parser.add_subparsers(
-        prog="kvarn", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
-    )
-    parsers = {name: commands.add_parser(name, formatter_class=Manual) for name in COMMANDS}
-    if arguments[:1] and arguments[0] in COMMANDS:  # --help of the whole loads no command
-        _module(arguments[0]).add(parsers[arguments[0]])
-    if not arguments:
-        parser.print_help()
-        return
-    parsed, unknown = parser.parse_known_args(arguments)
-    if unknown:  # with the usage of the command that does not know them
-        parsers[parsed.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    _module(parsed.command).run(parsed)
+def split_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command and its arguments. `kvarn help COMMAND` is `kvarn COMMAND --help`."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return "help", []
+    first = arguments[0]
+    if first == "--version":
+        return "--version", []
+    if first.startswith("-"):
+        raise UsageError(f"there is no option {first} before a command: kvarn COMMAND [OPTIONS]")
+    if first == "help" and arguments[1:] not in ([], ["-h"], ["--help"]):
+        command, _ = split_command(arguments[1:])
+        return command, ["--help"]
+    if " ".join(arguments[:2]) in COMMANDS:
+        return " ".join(arguments[:2]), arguments[2:]
+    if first not in COMMANDS:
+        raise UsageError(f"there is no command {first!r}{did_you_mean(first, COMMANDS)} (kvarn --help lists them)")
+    return first, arguments[1:]
+
+
+def _dispatch(command: str, arguments: list[str]) -> None:
+    if command == "--version":
+        print(f"kvarn {__version__}")
+    elif command == "help":
+        print(help_text())
+    else:
+        with FirstInterruptEnds():
+            module = _module(command)
+        parsed = parser_of(command).parse(arguments)
+        with nullcontext() if command in HANDLE_INTERRUPTS else SecondInterruptEnds():
+            if parsed is not None:
+                module.run(parsed)
     sys.stdout.flush()
+
+
+def parser_of(command: str) -> Parser:
+    parser = Parser(f"kvarn {command}")
+    _module(command).add(parser)
+    return parser
 
 
 def _module(command: str) -> Any:
     return import_module(f"kvarn.cli.{MODULES.get(command, command)}")
+
+
+def help_text() -> str:
+    listed = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    usage = "usage: kvarn COMMAND [OPTIONS]; kvarn --version"
+    return f"{usage}\n\n{DESCRIPTION}\n\ncommands:\n{listed}\n\n{EPILOG}"
 
 
 def _ready_streams() -> None:

@@ -14,12 +14,14 @@ from kvarn.bench.peers import connect
 from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import NAMES
-from kvarn.cli import bench_serve, flags
-from kvarn.cli.manual import Manual, add_json_flag, describe
+from kvarn.cli import flags
+from kvarn.cli.interrupt import Interrupted, end_line
+from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_json, print_table
 from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
+from kvarn.words import counted
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +32,7 @@ Measure tokens per second for prompts (pp) and for generation (tg), by depth and
 the bytes that a token reads, and the share of the memory bandwidth. If options are lists (N,..),
 every combination is measured. `kvarn bench serve` measures a server under load instead.""",
         """
-kvarn bench -m model.gguf
+kvarn bench model.gguf
 kvarn bench -p 0 -n 64 -d 0,4096 --cache contiguous,paged --cache-type bf16,int8
 kvarn bench --against llama-cpp-python --against-python ~/peer/bin/python
 kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
@@ -44,10 +46,12 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     ):
         parser.add_argument(short, long, default=default, metavar="N,..", help=f"{what} (default: %(default)s)")
     step = "maximum tokens computed in one step (default: %(default)s)"
-    parser.add_argument("-ub", "--ubatch-size", type=int, metavar="N", default=512, help=step)
+    options = ("-ub", "--max-batch-tokens", "--ubatch-size")
+    parser.add_argument(*options, type=int, metavar="N", default=512, help=step)
     times = "measure N times and report the median (default: %(default)s)"
     parser.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help=times)
-    parser.add_argument("-f", "--file", help="fill the cache with this text (default: random token ids)")
+    fill = "fill the cache with this text (default: random token ids)"
+    parser.add_argument("-f", "--file", metavar="FILE", help=fill)
     flags.add_compute_flags(parser)
     add_json_flag(parser)
     group = parser.add_argument_group("cache")
@@ -61,15 +65,9 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     group.add_argument(
         "--against-python", metavar="PATH", help="Python interpreter with llama-cpp-python (or KVARN_PEER_PYTHON)"
     )
-    tools = parser.add_subparsers(prog=parser.prog, dest="tool", metavar="serve", help=argparse.SUPPRESS)
-    load = tools.add_parser("serve", formatter_class=Manual)
-    bench_serve.add(load)
 
 
 def run(args: argparse.Namespace) -> None:
-    if getattr(args, "tool", None) == "serve":
-        bench_serve.run(args)
-        return
     chosen, setups = cases_of(args), setups_of(args)
     suite.check(chosen, setups, args.repetitions)
     text = None if args.file is None else flags.read_text(args.file)
@@ -78,6 +76,9 @@ def run(args: argparse.Namespace) -> None:
     try:
         with ProgressLine() as line:
             collect(rows, args, chosen, setups, bandwidth, text, line)
+    except KeyboardInterrupt:
+        end_line()
+        raise Interrupted from None
     finally:  # also after Ctrl-C or a failure of the peer: show what was measured
         model = Path(args.model).name if Path(args.model).exists() else args.model
         if rows and args.json:
@@ -95,7 +96,7 @@ def collect(
     text: str | None,
     line: ProgressLine,
 ) -> None:
-    chunk, threads = args.ubatch_size, bandwidth.threads
+    chunk, threads = args.max_batch_tokens, bandwidth.threads
     # The model's own cache is not used: each setup brings one.
     llm = LLM(
         args.model,
@@ -124,7 +125,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
 
 def setups_of(args: argparse.Namespace) -> list[Setup]:
     return [
-        Setup(cache, codec, args.cache_layout, args.block_size, args.window, args.pinned, args.ubatch_size)
+        Setup(cache, codec, args.cache_layout, args.block_size, args.window, args.pinned, args.max_batch_tokens)
         for cache, codec in product(
             names(args.cache, "--cache", NAMES), names(args.cache_type, "--cache-type", tuple(CODECS))
         )
@@ -151,7 +152,8 @@ def names(text: str, flag: str, known: Sequence[str]) -> list[str]:
 
 
 def show(model: str, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, object]) -> None:
-    print(f"{printable(model)}, {machine['threads']} threads, {machine['isa']}, {machine['cpu']}\n")
+    threads = counted(int(str(machine["threads"])), "thread")
+    print(f"{printable(model)}, {threads}, {machine['isa']}, {machine['cpu']}\n")
     header = ["test", "cache", "type", "depth", "batch", "tok/s", "spread", "MB/token", "GB/s", "of memory"]
     lines = [line_of(row) for row in rows]
     against = [row["against"] for row in rows if "against" in row]

@@ -66,8 +66,8 @@ def show(found: dict[str, Any]) -> None:
         for name, text in (("earlier", ended["theirs"]), ("now", ended["ours"])):
             rows += [(name, f"{text['onward']!r} (token {text['token']})")]
     if found["preemptions"]:
-        times = counted(found["preemptions"], "time")
-        rows += [("preempted", f"{times}: {counted(again['tokens'], 'token')} again, {again['ms']:.1f} ms")]
+        often = counted(found["preemptions"], "time")
+        rows += [("preempted", f"{often}: {counted(again['tokens'], 'token')} again, {again['ms']:.1f} ms")]
     if found["cancelled"]:
         missing = prompt - reused - computed
         place = f"with {counted(missing, 'prompt token')} to go" if missing else "during its answer"

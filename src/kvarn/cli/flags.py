@@ -1,28 +1,44 @@
-"""Flags that several commands share, with llama.cpp's names, and the objects that are made from them."""
+"""Flags that several commands share, and the objects that are made from them.
+
+A flag has the name of its setting in Python (`LLM`, `SamplingParams`). llama.cpp's names are aliases.
+"""
 
 import argparse
-import sys
-from io import TextIOWrapper
+from dataclasses import fields
 from pathlib import Path
 
 from kvarn.backends import BACKENDS
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
+from kvarn.cli.parser import UsageError, shown
 from kvarn.cli.progress import ProgressLine
-from kvarn.engine.params import SamplingParams
+from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 
-UNBOUNDED = 1 << 30  # tokens: the context ends an answer first
-SHORT = {"batch_size": "-b", "parallel": "-np", "ctx_size": "-c"}  # flags that people know by the short name
+DEFAULT_MODEL = "smollm2"
+SHORT = {"max_tokens": "-n", "max_batch_tokens": "-b", "max_seqs": "-np", "context": "-c"}  # known by the short name
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup  # what takes `add_argument`
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def add_model_flag(parser: Flags) -> None:
-    help = "name, .gguf file, safetensors folder or hf:org/repo (default: %(default)s)"
-    parser.add_argument("-m", "--model", default="smollm2", help=help)
+def add_model_flag(parser: argparse.ArgumentParser, group: Flags | None = None) -> None:
+    """The model, as a word or with -m."""
+    to, help = group or parser, f"name, .gguf file, safetensors folder or hf:org/repo (default: {DEFAULT_MODEL})"
+    to.add_argument("model_word", metavar="MODEL", nargs="?", help=help)
+    to.add_argument("-m", "--model", help="the model, as an option")
+    parser.set_defaults(settle=choose_model)
+    usage = parser.usage or f"{parser.prog} [OPTIONS]"
+    if "[MODEL]" not in usage:
+        parser.usage = usage.replace("[OPTIONS]", "[MODEL] [OPTIONS]")
+
+
+def choose_model(args: argparse.Namespace) -> None:
+    if args.model is not None and args.model_word is not None:
+        raise UsageError(f"the model is given twice, as {args.model_word!r} and with -m {args.model}: leave one out")
+    given = args.model_word if args.model is None else args.model
+    args.model = DEFAULT_MODEL if given is None else given
 
 
 def add_compute_flags(parser: Flags) -> None:
@@ -40,13 +56,13 @@ def add_compute_flags(parser: Flags) -> None:
 def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
     """The model, and how it is run. `max_seqs` and `context` are the command's defaults."""
     group = parser.add_argument_group("model")
-    add_model_flag(group)
+    add_model_flag(parser, group)
     length = f"maximum tokens of prompt plus answer; 0: the context that the model was trained for (default: {context})"
-    group.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
+    group.add_argument("-c", "--context", "--ctx-size", type=int, metavar="N", help=length)
     step = "maximum tokens computed in one step (default: %(default)s)"
-    group.add_argument("-b", "--batch-size", type=int, metavar="N", default=512, help=step)
+    group.add_argument("-b", "--max-batch-tokens", "--batch-size", type=int, metavar="N", default=512, help=step)
     beside = "maximum sequences computed at the same time (default: %(default)s)"
-    group.add_argument("-np", "--parallel", type=int, metavar="N", default=max_seqs, help=beside)
+    group.add_argument("-np", "--max-seqs", "--parallel", type=int, metavar="N", default=max_seqs, help=beside)
     add_compute_flags(group)
     add_cache_flags(parser)
 
@@ -69,30 +85,33 @@ def add_block_flags(group: Flags) -> None:
     group.add_argument("--pinned", type=int, metavar="N", help="the first N tokens stay visible outside the window")
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
+def add_sampling_flags(parser: argparse.ArgumentParser, unset: str = "the model's own") -> None:
+    """`unset` are the defaults of the flags whose help names none."""
+    group = parser.add_argument_group("sampling", f"Other defaults are {unset}.")
     length = "maximum tokens to generate; -1: until the text ends or the context is full (default: %(default)s)"
-    group.add_argument("-n", "--predict", "--n-predict", type=int, metavar="N", default=128, help=length)
-    for flag, kind, off, what in (
-        ("--temp", float, 0.0, "temperature; 0 always takes the most likely token (default: 0)"),
-        ("--top-k", int, 0, "sample from the N most likely tokens; 0 is off (default: 0)"),
-        ("--top-p", float, 1.0, "sample from the most likely tokens of total probability N; 1 is off (default: 1)"),
-        ("--min-p", float, 0.0, "drop tokens with less than N times the highest probability; 0 is off (default: 0)"),
-        ("--repeat-penalty", float, 1.0, "penalty for tokens in the prompt or the answer; 1 is off (default: 1)"),
-        ("--presence-penalty", float, 0.0, "penalty for tokens that are already in the answer; 0 is off (default: 0)"),
-        ("--frequency-penalty", float, 0.0, "penalty for each time a token is in the answer; 0 is off (default: 0)"),
+    names = ("-n", "--max-tokens", "--predict", "--n-predict")
+    group.add_argument(*names, type=int, metavar="N", default=128, help=length)
+    heat = "randomness: 0 always takes the most likely token, 1 samples as the model was trained"
+    group.add_argument("--temperature", "--temp", type=float, metavar="N", help=heat)
+    group.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens; 0 is off")
+    mass = "sample from the most likely tokens of total probability N; 1 is off"
+    group.add_argument("--top-p", type=float, metavar="N", help=mass)
+    share = "drop tokens with less than N times the highest probability; 0 is off"
+    group.add_argument("--min-p", type=float, metavar="N", help=share)
+    again = "penalty for tokens in the prompt or the answer; 1 is off"
+    group.add_argument("--repetition-penalty", "--repeat-penalty", type=float, metavar="N", help=again)
+    for flag, what in (
+        ("--presence-penalty", "penalty for tokens that are already in the answer; 0 is off (default: 0)"),
+        ("--frequency-penalty", "penalty for each time a token is in the answer; 0 is off (default: 0)"),
     ):
-        group.add_argument(flag, type=kind, metavar="N", default=off, help=what)
+        group.add_argument(flag, type=float, metavar="N", help=what)
     seed = "seed of sampling; the same seed gives the same text (default: random)"
     group.add_argument("--seed", type=int, metavar="N", help=seed)
     stop = "stop before this text; repeatable"
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    group.add_argument("--stop", action="append", metavar="TEXT", help=stop)
+    ids = "stop at these token ids"
+    group.add_argument("--stop-token-ids", type=parse_ids, metavar="N,..", help=ids)
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end token")
-
-
-def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads it from standard input")
-    parser.add_argument("-f", "--file", help="read the prompt from a file")
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +125,16 @@ def parse_bytes(text: str) -> int:
     try:
         return int(float(number) * unit)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes: give 500M or 2G") from None
+        bytes = f"is {shown(text)!r}; it must be a number of bytes, as in 500M or 2G"
+        raise argparse.ArgumentTypeError(bytes) from None
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        ids = f"is {shown(text)!r}; it must be token ids with commas between them, as in 1,2"
+        raise argparse.ArgumentTypeError(ids) from None
 
 
 def at_least(least: float, **given: float | None) -> None:
@@ -118,27 +146,18 @@ def at_least(least: float, **given: float | None) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    if args.predict < 1 and args.predict != -1:
-        raise KvarnError(f"-n is {args.predict}; it must be at least 1, or -1 for no limit")
-    return SamplingParams(
-        max_tokens=UNBOUNDED if args.predict == -1 else args.predict,
-        temperature=args.temp,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repetition_penalty=args.repeat_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        seed=args.seed,
-        stop=tuple(args.stop),
-        ignore_eos=args.ignore_eos,
-    )
+    """From the flags that were given. The others keep the defaults of SamplingParams."""
+    if args.max_tokens < 1 and args.max_tokens != -1:
+        raise KvarnError(f"-n is {args.max_tokens}; it must be at least 1, or -1 for no limit")
+    given = {each.name: getattr(args, each.name, None) for each in fields(SamplingParams)}
+    given["max_tokens"] = UNBOUNDED if args.max_tokens == -1 else args.max_tokens
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
 def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) -> LLM:
     """The model that the flags describe. A terminal shows the progress of loading."""
-    at_least(1, batch_size=args.batch_size, parallel=args.parallel)
-    at_least(0, ctx_size=args.ctx_size)
+    at_least(1, max_batch_tokens=args.max_batch_tokens, max_seqs=args.max_seqs)
+    at_least(0, context=args.context)
     with ProgressLine() as line:
         return LLM(
             args.model,
@@ -149,34 +168,15 @@ def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) 
             block_size=args.block_size,
             window=args.window,
             pinned=args.pinned,
-            context=args.ctx_size,
-            max_seqs=args.parallel,
-            max_batch_tokens=args.batch_size,
+            context=args.context,
+            max_seqs=args.max_seqs,
+            max_batch_tokens=args.max_batch_tokens,
             threads=args.threads,
             backend=args.backend,
             trust_messages=trust_messages,
             progress=line,
             **engine,
         )
-
-
-def read_prompt(args: argparse.Namespace) -> str:
-    if args.prompt is not None and args.file is not None:
-        raise KvarnError("give the prompt with -p TEXT, or with -f FILE, not both")
-    if args.file is not None:
-        return read_text(args.file)
-    if args.prompt is not None:
-        return read_input() if args.prompt == "-" else str(args.prompt)
-    if sys.stdin.isatty() or not (piped := read_input()):
-        raise KvarnError("give the prompt with -p TEXT, with -f FILE, or on standard input")
-    return piped
-
-
-def read_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode() if isinstance(sys.stdin, TextIOWrapper) else sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise KvarnError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from None
 
 
 def read_text(name: str) -> str:

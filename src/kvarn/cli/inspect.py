@@ -32,7 +32,7 @@ kvarn inspect model.gguf -c 32768 --json""",
     what = "name, .gguf file, safetensors folder or hf:org/repo (default: %(default)s)"
     parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help=what)
     length = "context for the cache sizes; 0: the context that the model was trained for (default: up to 4096)"
-    parser.add_argument("-c", "--ctx-size", type=int, metavar="N", help=length)
+    parser.add_argument("-c", "--context", "--ctx-size", type=int, metavar="N", help=length)
     parser.add_argument("--window", type=int, metavar="N", help="window of the strategies ring, sliding and sinks")
     add_json_flag(parser)
 
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> None:
 
 def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, object]:
     config = checkpoint.config
-    flags.at_least(0, ctx_size=args.ctx_size)
+    flags.at_least(0, context=args.context)
     flags.at_least(1, window=args.window)
-    context = context_of(config, args.ctx_size)
+    context = context_of(config, args.context)
     tensors = [tensor_row(checkpoint, info) for info in checkpoint.infos]
     return {
         "name": config.name,

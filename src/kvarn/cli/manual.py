@@ -1,6 +1,8 @@
 """The format of help texts, and flags of commands that may run without a model. Cheap to import.
 
-Help has a short usage line, paragraphs and examples as written, and options in two columns.
+Help has a short usage line, paragraphs and examples as written, and options in two columns. An option is
+shown with its short name and its main name, which is the first long one. Further long names are aliases,
+and the help text ends with them.
 """
 
 import argparse
@@ -11,6 +13,29 @@ import shutil
 class Manual(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=min(shutil.get_terminal_size().columns - 2, 100))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(main_names(action))
+        if not names:
+            return super()._format_action_invocation(action)
+        value = "" if action.nargs == 0 else self._format_args(action, action.dest.upper())
+        return f"{names} {value}".rstrip()
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, also = super()._get_help_string(action), " and ".join(aliases(action))
+        if not text or not also:
+            return text
+        return f"{text[:-1]}; also {also})" if text.endswith(")") else f"{text} (also {also})"
+
+
+def main_names(action: argparse.Action) -> list[str]:
+    """The names of an option that help shows: the short ones, and the first long one."""
+    also = aliases(action)
+    return [name for name in action.option_strings if name not in also]
+
+
+def aliases(action: argparse.Action) -> list[str]:
+    return [name for name in action.option_strings if name.startswith("--")][1:]
 
 
 def describe(parser: argparse.ArgumentParser, description: str, examples: str, usage: str = "[OPTIONS]") -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from kvarn.cli import flags
+from kvarn.cli.interrupt import end_line
 from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
 from kvarn.errors import KvarnError, printable
@@ -18,6 +19,7 @@ from kvarn.server.metrics import Metrics
 from kvarn.server.origin import Sites
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
+from kvarn.words import counted
 
 KEYS = "KVARN_API_KEY"
 
@@ -30,17 +32,17 @@ Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions
 /tokenize, /detokenize, /metrics (Prometheus), /health, /ready and /kvarn/cache. Requests
 with the same API key share prefixes. After SIGTERM or Ctrl-C, running requests may finish.""",
         """
-kvarn serve -m model.gguf --api-key KEY
+kvarn serve model.gguf --api-key KEY
 kvarn serve -c 16384 -np 16 --cache-bytes 8G --cache-type int8
 curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: %(default)s)")
     add_access_flags(parser.add_argument_group("access"))
-    parser.add_argument("--alias", metavar="NAME", help="the model's name in requests (default: as given with -m)")
+    parser.add_argument("--alias", metavar="NAME", help="the model's name in requests (default: as given)")
     for name, kind, default, what in (
-        ("--queue", int, 256, "maximum requests that wait; further ones get status 429"),
-        ("--chunk", int, 128, "maximum prompt tokens in a step that also decodes"),
+        ("--max-waiting --queue", int, 256, "maximum requests that wait; further ones get status 429"),
+        ("--chunk-while-decoding --chunk", int, 128, "maximum prompt tokens in a step that also decodes"),
         ("--drain-seconds", float, 30, "seconds that running requests may continue after SIGTERM or Ctrl-C"),
         (
             "--reader-seconds",
@@ -49,7 +51,8 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
             "cancel a request if its client reads nothing for N seconds",
         ),
     ):
-        parser.add_argument(name, type=kind, metavar="N", default=default, help=f"{what} (default: %(default)s)")
+        help = f"{what} (default: %(default)s)"
+        parser.add_argument(*name.split(), type=kind, metavar="N", default=default, help=help)
     add_connection_flags(parser.add_argument_group("connections"))
     parser.add_argument(
         "--metrics-prefix",
@@ -93,7 +96,9 @@ def run(args: argparse.Namespace) -> None:
     limits = limits_for(raise_file_limit(), args.max_connections, args.max_connections_per_address, args.head_seconds)
     with listen(args.host, args.port, args.reader_seconds) as listening:
         sites = Sites((args.host, listening.getsockname()[0]), args.allowed_host, args.cors_origin, bool(keys))
-        llm = flags.load(args, args.trust_messages, max_waiting=args.queue, chunk_while_decoding=args.chunk)
+        llm = flags.load(
+            args, args.trust_messages, max_waiting=args.max_waiting, chunk_while_decoding=args.chunk_while_decoding
+        )
         name = args.alias or Path(args.model).name or args.model
         metrics = Metrics(llm.engine, name, args.metrics_prefix)
         service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds, sites=sites)
@@ -102,23 +107,23 @@ def run(args: argparse.Namespace) -> None:
             print(summary(llm, name, address_of(listening), len(keys)), file=sys.stderr, flush=True)
 
         serve(service, listening, limits, args.drain_seconds, started)
+        end_line()
 
 
 def check(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= 65535:
         raise KvarnError(f"--port is {args.port}; it must be between 0 (a free one) and 65535")
-    flags.at_least(1, queue=args.queue, chunk=args.chunk, reader_seconds=args.reader_seconds)
+    flags.at_least(1, max_waiting=args.max_waiting, chunk_while_decoding=args.chunk_while_decoding)
+    flags.at_least(1, reader_seconds=args.reader_seconds)
     flags.at_least(1, max_connections=args.max_connections)
     flags.at_least(1, max_connections_per_address=args.max_connections_per_address)
     flags.at_least(0.1, head_seconds=args.head_seconds)
     flags.at_least(0, drain_seconds=args.drain_seconds)
     if not args.drain_seconds < 1e9:
         raise KvarnError(f"--drain-seconds is {args.drain_seconds}; give a number of seconds")
-    if args.batch_size <= args.parallel:
-        raise KvarnError(
-            f"{args.parallel} sequences would fill a step of {args.batch_size} tokens and prompts would never start: "
-            "raise -b above -np"
-        )
+    if args.max_batch_tokens <= args.max_seqs:
+        would = f"{counted(args.max_seqs, 'sequence')} would fill a step of {counted(args.max_batch_tokens, 'token')}"
+        raise KvarnError(f"{would} and prompts would never start: raise -b above -np")
 
 
 def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
@@ -129,9 +134,9 @@ def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     rows = {
         "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
-        "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {held:,} tokens",
-        "serving": f"{plan.max_seqs} sequences at once, {config.context:,} tokens each at most",
-        "keys": f"{n_keys} API key{'s' * (n_keys > 1)}" if n_keys else "none: anybody who reaches this address may ask",
+        "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {counted(held, 'token')}",
+        "serving": f"{counted(plan.max_seqs, 'sequence')} at once, {counted(config.context, 'token')} each at most",
+        "keys": counted(n_keys, "API key") if n_keys else "none: anybody who reaches this address may ask",
         "address": f"{address}/v1",
     }
     return "\n".join(f"{key:<8} {value}" for key, value in rows.items())

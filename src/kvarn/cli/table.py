@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GAP = "  "
-EXACT = ("when",)  # a moment in time: it is compared with others
+EXACT = ("when", "logprob")  # they are compared with others, or added up
 # Decimals of a key, by how the key ends. What is inside its value has them, too.
 DECIMALS = {
     "_ms": 3,
@@ -113,8 +113,8 @@ def tidy(value: Any, decimals: int | None = None) -> Any:
 
 
 def _tidy_item(key: str, value: Any, decimals: int | None) -> Any:
-    if key in EXACT:
-        return value
+    if key in EXACT and isinstance(value, float):
+        return value if math.isfinite(value) else None
     return tidy(value, next((n for end, n in DECIMALS.items() if key.endswith(end)), decimals))
 
 

@@ -39,7 +39,7 @@ echo "Name three rivers." | kvarn chat""",
     flags.add_chat_flags(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser)
-    parser.set_defaults(predict=-1)
+    parser.set_defaults(max_tokens=-1)
 
 
 def run(args: argparse.Namespace) -> None:
