@@ -235,8 +235,8 @@ def test_a_fault_fails_one_request_only(model: Path, caplog: pytest.LogCaptureFi
         assert service.worker.alive
 
     during(service, play)
-    page = service.worker.metrics.page().decode()
-    assert 'request_success_total{finished_reason="error",model_name="tiny"} 3.0' in page
+    page = service.worker.metrics.page()[0].decode()
+    assert 'request_success_total{engine="0",finished_reason="error",model_name="tiny"} 3.0' in page
     assert "a step failed: RuntimeError: a kernel failed" in caplog.text
 
 

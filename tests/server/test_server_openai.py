@@ -137,7 +137,7 @@ def test_errors_are_the_packages_own(tiny: openai.OpenAI) -> None:
             model="tiny", messages=messages, tools=[{"type": "function", "function": {"name": "f"}}]
         )
     with pytest.raises(openai.NotFoundError):
-        tiny.completions.create(model="other", prompt="x")
+        tiny.models.retrieve("other")
     with pytest.raises(openai.AuthenticationError):
         tiny.with_options(api_key="wrong").models.list()
 

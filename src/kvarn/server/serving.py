@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 service.app(),
-                http=partial(Connection, OpenConnections(limits)),  # type: ignore[arg-type] # it is only called
+                http=partial(Connection, OpenConnections(limits), service.log),  # type: ignore[arg-type] # it is only called
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -95,6 +95,7 @@ class Server(uvicorn.Server):
             watchdog = threading.Timer(self._drain_seconds + GRACE_SECONDS, _end_process)
             watchdog.daemon = True
             watchdog.start()
+            self._service.log.stopping(self._drain_seconds)
         self._service.draining = True
         self.should_exit = True
         self._interrupts += number == signal.SIGINT
@@ -108,6 +109,7 @@ class Server(uvicorn.Server):
 
 def _end_process() -> None:
     log.error("the server did not stop %g s after its drain time: it ends now", GRACE_SECONDS)
+    logging.shutdown()  # flushes
     os._exit(1)
 
 
@@ -124,3 +126,4 @@ def serve(
     finally:
         service.stop()
         listening.close()
+        service.log.close()
