@@ -10,6 +10,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from support.serving import Served, serve, tiny_model
 from support.tiny_models import GOLDEN
+from support.vllm_dashboards import SERIES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
 ROW = GOLDEN.n_layers * 2 * GOLDEN.n_kv_heads * GOLDEN.head_dim * 2  # bytes of one token: K and V, bf16
@@ -57,27 +58,6 @@ OWN = [
     "kv_cache_written_bytes_total",
     "kv_cache_copied_bytes_total",
 ]
-# Every series in the expressions of vLLM's dashboards for Grafana and Perses (August 2026), and its labels.
-DASHBOARDS = {
-    **{
-        f"{name}_{part}": {"model_name", "engine"}
-        for name in ("e2e_request_latency_seconds", "inter_token_latency_seconds", "time_to_first_token_seconds")
-        for part in ("bucket", "sum", "count")
-    },
-    "generation_tokens_total": {"model_name", "engine"},
-    "prompt_tokens_total": {"model_name", "engine"},
-    "iteration_tokens_total_count": {"model_name", "engine"},
-    "kv_cache_usage_perc": {"model_name", "engine"},
-    "num_requests_running": {"model_name", "engine"},
-    "num_requests_waiting": {"model_name", "engine"},
-    "request_decode_time_seconds_sum": {"model_name", "engine"},
-    "request_prefill_time_seconds_sum": {"model_name", "engine"},
-    "request_queue_time_seconds_sum": {"model_name", "engine"},
-    "request_generation_tokens_bucket": {"model_name", "engine"},
-    "request_prompt_tokens_bucket": {"model_name", "engine"},
-    "request_max_num_generation_tokens_sum": {"model_name", "engine"},
-    "request_success_total": {"model_name", "engine", "finished_reason"},
-}
 BUCKETS = {  # the first and the last finite bucket in vLLM, and how many there are
     "time_to_first_token_seconds": (0.001, 2560, 22),
     "inter_token_latency_seconds": (0.01, 80, 19),
@@ -220,7 +200,7 @@ def scraped(server: Served, accept: str) -> tuple[str, dict[str, list]]:
 def test_every_panel_of_vllms_dashboards_has_data(like_vllm: Served, accept: str, kind: str) -> None:
     got, found = scraped(like_vllm, accept)
     assert got.startswith(kind)
-    for name, labels in DASHBOARDS.items():
+    for name, labels in SERIES.items():
         samples = found[f"vllm:{name}"]
         assert all(labels == set(sample.labels) - {"le"} for sample in samples), name
         assert {sample.labels["model_name"] for sample in samples} == {"tiny"}

@@ -1,6 +1,5 @@
 """The request log: one line per request with its facts, never a text or a key, and never a line that a client made."""
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -229,17 +228,3 @@ def test_errors_of_the_engine_are_json_too() -> None:
     assert second["message"] == "a request failed: MemoryError: gone"
     assert "test_request_log.py" in second["traceback"]
     assert as_text(first).endswith(" kvarn: the engine has failed: a\\nb")
-
-
-def test_a_library_user_gets_no_lines(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    from server.test_server_inside import SHORT, call, during, service_of
-
-    service = service_of(tiny_model(tmp_path, 256))
-
-    async def play() -> None:
-        status, answer = await call(service, SHORT)
-        assert (status, len(answer["kvarn"]["request_id"])) == (200, 32)
-        await asyncio.sleep(0)
-
-    during(service, play)
-    assert capfd.readouterr() == ("", "")

@@ -239,13 +239,8 @@ class Service:
         return Refusal(404, f"this server has the model {self.name}, no other", "model", "model_not_found")
 
     def _model(self) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "kvarn",
-            "max_model_len": self.llm.cache.longest,
-        }
+        facts = {"created": self._started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
+        return {"id": self.name, "object": "model", **facts}
 
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""

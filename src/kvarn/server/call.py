@@ -205,8 +205,11 @@ class Answer(Response):
             response: Response = JSONResponse(await self._generation.whole())
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             response = refuse(scope, error)
-        async with asyncio.timeout(self._reader_seconds):
-            await response(scope, receive, send)
+        try:
+            async with asyncio.timeout(self._reader_seconds):
+                await response(scope, receive, send)
+        except TimeoutError:
+            self._not_read(scope)
 
     async def _events(self, scope: Scope, send: Send) -> None:
         """The head goes with the first event. Until then the connection can find out whether its client has gone."""
@@ -215,14 +218,17 @@ class Answer(Response):
                 await self._event(send, json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
             await self._event(send, "[DONE]")
         except TimeoutError:  # the socket's buffers are full and the client does not read
-            log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)
-            entry_of(scope).error = f"the client did not read for {self._reader_seconds:g} s"
+            self._not_read(scope)
             return
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             refusal = fault(error)
             entry_of(scope).refused(refusal)
             await self._event(send, json.dumps(refusal.body()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _not_read(self, scope: Scope) -> None:
+        log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)
+        entry_of(scope).error = f"the client did not read for {self._reader_seconds:g} s"
 
     async def _event(self, send: Send, data: str) -> None:
         if not self._begun:

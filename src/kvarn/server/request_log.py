@@ -44,14 +44,14 @@ class Entry:
     holders: int = 1
 
     def refused(self, refusal: Refusal) -> None:
-        self.error = refusal.logged
+        self.error = self.error or refusal.logged  # the first one says more
 
     def ended(self, end: Ended) -> None:
         """One submission has ended."""
         self.prompt_tokens = (self.prompt_tokens or 0) + end.explanation.prompt
         self.cached_tokens = (self.cached_tokens or 0) + end.explanation.reused
         self.output_tokens = (self.output_tokens or 0) + end.n_tokens
-        self.finish += [reason for reason in end.finish_reasons if reason not in self.finish]
+        self.finish = list(dict.fromkeys([*self.finish, *end.finish_reasons]))
         times = [at for at in (self.first_token_at, end.first_token_at) if at is not None]
         self.first_token_at = min(times, default=None)
         if end.error is not None:
@@ -128,9 +128,14 @@ class RequestLog:
         if self._log is not None:
             self._log.write(entry.facts())
 
+    @property
+    def n_open(self) -> int:
+        """Requests under way, without polls."""
+        return sum(entry.path.rstrip("/") not in POLLS for entry in self._open)
+
     def stopping(self, drain_seconds: float) -> None:
-        n = sum(entry.path.rstrip("/") not in POLLS for entry in self._open)
-        what = f"{n} request{'s' * (n != 1)} may finish within {drain_seconds:g} s" if n else "no request is under way"
+        n = self.n_open
+        what = f"{_requests(n)} may finish within {drain_seconds:g} s" if n else "no request is under way"
         self._say("stopping", f"stopping: {what}", open_requests=n)
 
     def close(self) -> None:
@@ -141,7 +146,7 @@ class RequestLog:
         dropped = self._log.dropped if self._log is not None else 0
         self._say(
             "stopped",
-            f"stopped after {seconds:.1f} s: {t['requests']:,} requests ({t['refused']:,} refused, {t['failed']:,} "
+            f"stopped after {seconds:.1f} s: {_requests(t['requests'])} ({t['refused']:,} refused, {t['failed']:,} "
             f"failed, {t['cancelled']:,} cancelled), {t['prompt_tokens']:,} prompt tokens ({t['cached_tokens']:,} "
             f"cached), {t['output_tokens']:,} output tokens" + (f"; {dropped:,} log lines dropped" if dropped else ""),
             seconds=round(seconds, 1),
@@ -164,6 +169,10 @@ class RequestLog:
             t["refused"] += 1
         for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
             t[name] += getattr(entry, name) or 0
+
+
+def _requests(n: int) -> str:
+    return f"{n:,} request{'s' * (n != 1)}"
 
 
 def _ms(seconds: float) -> float:
