@@ -12,7 +12,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test smoke check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
+.PHONY: run test smoke test-clients check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -25,6 +25,21 @@ test: $(STAMP)
 # The backbone in seconds: every strategy, both backends, a score, a server up and down.
 smoke: $(STAMP)
 	@$(BIN)/python -m pytest tests/test_smoke.py $(ARGS)
+
+# Real clients against a real server, in environments of their own; writes docs/clients.md.
+CLIENTS := build/clients
+test-clients: $(STAMP) $(CLIENTS)/.installed
+	@$(BIN)/python tests/clients/run.py $(ARGS)
+
+$(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
+	@for name in main litellm guidellm; do \
+	  echo "installing clients into $(CLIENTS)/$$name"; \
+	  test -x $(CLIENTS)/$$name/bin/python || $(PYTHON) -m venv $(CLIENTS)/$$name; \
+	  $(CLIENTS)/$$name/bin/python -m pip install -q --disable-pip-version-check -r tests/clients/requirements/$$name.txt || exit 1; done
+	@$(CLIENTS)/guidellm/bin/python -m pip install -q --disable-pip-version-check --no-deps guidellm
+	@command -v prometheus >/dev/null || { cd $(CLIENTS) && apt-get download -qq prometheus 2>/dev/null \
+	  && dpkg-deb -x prometheus_*.deb prometheus; } || echo "no Prometheus server found: its metrics are only parsed"
+	@touch $@
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

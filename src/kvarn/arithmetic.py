@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from kvarn import native
 from kvarn.arrays import Doubles, Floats
 
+# Raise it with every change after which the same request can get other bits: when a digest in tests/golden/bits.json
+# changes, or the sampler draws another token from the same logits. `system_fingerprint` has it.
+VERSION = 1
+
 _ONE_THREAD = native.Pool(1)
 
 

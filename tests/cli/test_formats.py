@@ -93,6 +93,7 @@ EXPLAINED = Explanation(
     reused=4,
     reached=9,
     cancelled=False,
+    cut_by=None,
     limit=None,
     before=(1,),
     ours=(2, 3),

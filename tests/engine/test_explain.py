@@ -7,6 +7,7 @@ from support.tiny import VOCAB, blocks_of_16, engine_of, finish
 
 from kvarn.engine.explain import explain, in_words, to_json
 from kvarn.engine.params import SamplingParams
+from kvarn.words import counted
 
 RNG = random.Random(8)
 TEXT = [RNG.randrange(VOCAB) for _ in range(100)]
@@ -104,8 +105,9 @@ def test_preemptions_are_explained() -> None:
     assert preempted
     for found in preempted:
         assert found.recomputed_tokens > 0
-        assert f"preempted {found.preemptions} times, which computed {found.recomputed_tokens} tokens" in in_words(
-            found, spell
+        assert (
+            f"preempted {counted(found.preemptions, 'time')}, which computed {found.recomputed_tokens} tokens"
+            in in_words(found, spell)
         )
 
 

@@ -15,12 +15,18 @@ from kvarn.server.schema import show
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tiny_model(tmp_path_factory.mktemp("model"), 256)) as served:
+    folder = tmp_path_factory.mktemp("model")
+    with serve(tiny_model(folder, 256), "--log-format", "json", log=folder / "log") as served:
         yield served
         served.until_idle()
         assert served.cache()["blocks"]["used"] == 0
         assert served.stop() == 0
-        assert served.process.stderr.read() == ""
+    lines = [json.loads(line) for line in (folder / "log").read_text(encoding="ascii").splitlines()]
+    assert {line["event"] for line in lines} == {"started", "request", "stopping", "stopped"}, "and no warning"
+    asked = [line for line in lines if line["event"] == "request"]
+    assert {line["client"] for line in asked} == {"127.0.0.1"}
+    assert all(line["status"] in (200, 499) or line["error"] for line in asked)
+    assert lines[-1]["requests"] == len(asked)
 
 
 @pytest.mark.parametrize("name", ODDITIES)

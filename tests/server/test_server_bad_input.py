@@ -16,7 +16,7 @@ TALK = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tiny_model(tmp_path_factory.mktemp("model"), 256), "--alias", "tiny") as served:
+    with serve(tiny_model(tmp_path_factory.mktemp("model"), 256), "--alias", "tiny", "--strict-model") as served:
         yield served
         served.until_idle()
         assert served.cache()["sequences"] == 0
@@ -54,29 +54,29 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     ),
     "endless number": (TEXT, b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400, "the body is not JSON that can"),
     "10 MB": (TEXT, json.dumps({"prompt": "a" * 10_000_000}).encode(), 413, "the body has more than 8388608 bytes"),
-    "a prompt of 7 MB": (TEXT, text(prompt="a" * 7_000_000), 400, "and the context holds 256: shorten the prompt"),
+    "a prompt of 7 MB": (TEXT, text(prompt="a" * 7_000_000), 400, "and this server's context is 256 tokens"),
     # prompts
     "no prompt": (TEXT, {"max_tokens": 2}, 400, "prompt is missing"),
     "null prompt": (TEXT, text(prompt=None), 400, "prompt is missing"),
     "empty prompt": (TEXT, text(prompt=""), 400, "the prompt is empty"),
-    "no ids": (TEXT, text(prompt=[]), 400, "prompt has 0; it must have at least 1 items"),
+    "no ids": (TEXT, text(prompt=[]), 400, "prompt has 0; it must have at least 1 item"),
     "prompt of a wrong type": (TEXT, text(prompt={"a": 1}), 400, "prompt is {'a': 1}; it must be a string or an array"),
     "mixed prompt": (TEXT, text(prompt=["a", 1]), 400, "prompt mixes texts and tokens"),
     "negative id": (TEXT, text(prompt=[-1]), 400, "prompt[0]"),
     "huge id": (TEXT, text(prompt=[10**30]), 400, "prompt[0]"),
     "id outside the vocabulary": (TEXT, text(prompt=[300]), 400, "prompt has an id outside the vocabulary of 259"),
-    "too long": (TEXT, text(prompt="x" * 300), 400, "the prompt has 300 tokens and the context holds 256"),
+    "too long": (TEXT, text(prompt="x" * 300), 400, "the prompt has 300 tokens and this server's context is 256"),
     "too long an answer": (
         TEXT,
         text(max_tokens=9999),
         400,
-        "together more than the 256 that fit; lower max_tokens to 251",
+        "together more than this server's context of 256 tokens; lower max_tokens to 251",
     ),
     "too many prompts": (TEXT, text(prompt=["a"] * 70, n=2), 400, "70 prompts times n is more than 128"),
     # messages
     "no messages": (CHAT, {"max_tokens": 2}, 400, "messages is missing"),
     "messages of a wrong type": (CHAT, chat(messages="hi"), 400, 'messages is "hi"; it must be an array'),
-    "empty messages": (CHAT, chat(messages=[]), 400, "messages has 0; it must have at least 1 items"),
+    "empty messages": (CHAT, chat(messages=[]), 400, "messages has 0; it must have at least 1 item"),
     "message without role": (CHAT, chat(messages=[{"content": "x"}]), 400, "messages[0].role is missing"),
     "message without content": (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content is missing"),
     "a tool's message": (CHAT, said("tool"), 400, 'messages[0].role is "tool"; it must be one of "system"'),
@@ -84,7 +84,8 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "an unknown key": (CHAT, said(weight=1), 400, "messages[0].weight is not implemented: leave it out"),
     "prompt in a chat": (CHAT, chat(prompt="a"), 400, "prompt is not implemented here: leave it out"),
     # numbers
-    "negative max_tokens": (TEXT, text(max_tokens=-1), 400, "max_tokens is -1; it must be at least 1"),
+    "negative max_tokens": (TEXT, text(max_tokens=-2), 400, "max_tokens is -2; it must be at least 1"),
+    "max_tokens 0": (TEXT, text(max_tokens=0), 400, "max_tokens is 0; it must be at least 1"),
     "huge max_tokens": (TEXT, text(max_tokens=10**40), 400, "max_tokens is 1000000000000"),
     "max_tokens of a wrong type": (TEXT, text(max_tokens="5"), 400, 'max_tokens is "5"; it must be an integer'),
     "max_tokens with a fraction": (TEXT, text(max_tokens=1.5), 400, "max_tokens is 1.5; it must be an integer"),
@@ -101,7 +102,6 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "logprobs": (TEXT, text(logprobs=100), 400, "logprobs is 100; it must be at most 20"),
     "top_logprobs alone": (CHAT, chat(top_logprobs=3), 400, "top_logprobs needs logprobs: true"),
     # others
-    "empty stop": (TEXT, text(stop=""), 400, "stop has 0; it must have at least 1 characters"),
     "stop of a wrong type": (TEXT, text(stop=[1]), 400, "stop[0] is 1; it must be a string"),
     "logit_bias of a wrong type": (TEXT, text(logit_bias=[1]), 400, "logit_bias is [1]; it must be an object"),
     "logit_bias by name": (TEXT, text(logit_bias={"cat": 1}), 400, 'logit_bias has the key "cat"; keys are token ids'),
@@ -109,8 +109,9 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "logit_bias too large": (TEXT, text(logit_bias={"9": 1000}), 400, "logit_bias.9 is 1000; it must be at most 100"),
     "stream of a wrong type": (TEXT, text(stream="yes"), 400, 'stream is "yes"; it must be a boolean'),
     "stream_options alone": (TEXT, text(stream_options={"include_usage": True}), 400, "stream_options needs stream"),
-    "empty salt": (TEXT, text(cache_salt=""), 400, "cache_salt has 0; it must have at least 1 characters"),
+    "empty salt": (TEXT, text(cache_salt=""), 400, "cache_salt has 0; it must have at least 1 character"),
     "unknown model": (TEXT, text(model="gpt-9"), 404, "this server has the model tiny, no other"),
+    "request_id": (TEXT, text(request_id="a\nb"), 400, "request_id has characters that a header cannot carry"),
     # what is not implemented
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools is not implemented here: leave it out"),
     "JSON mode": (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format is not implemented here"),
@@ -121,7 +122,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "a long invention": (TEXT, text(**{"x" * 9000: 0}), 400, "is not implemented here: leave it out"),
     # elsewhere
     "tokenize nothing": (TOKENIZE, {}, 400, "give prompt (a text) or messages"),
-    "tokenize 7 MB": (TOKENIZE, {"prompt": "a" * 7_000_000}, 400, "and the context holds 256: shorten the prompt"),
+    "tokenize 7 MB": (TOKENIZE, {"prompt": "a" * 7_000_000}, 400, "and this server's context is 256 tokens"),
     "tokenize a number": (TOKENIZE, {"prompt": 5}, 400, "prompt is 5; it must be a string"),
     "detokenize a text": (DETOKENIZE, {"tokens": "abc"}, 400, 'tokens is "abc"; it must be an array'),
     "detokenize outside": (DETOKENIZE, {"tokens": [259]}, 400, "tokens has an id outside the vocabulary of 259"),
@@ -151,6 +152,15 @@ def test_bad_input(server: Served, path: str, body: object, status: int, message
         {"skip_special_tokens": True, "add_generation_prompt": True, "min_tokens": 0, "use_beam_search": False},
         {"length_penalty": 1.0, "priority": 0, "cache_prompt": True, "chat_template_kwargs": {}},
         {"messages": [*TALK, {"role": "assistant", "content": "x", "tool_calls": [], "annotations": []}, *TALK]},
+        {"messages": [*TALK, {"role": "assistant", "content": "x", "refusal": None, "audio": None}, *TALK]},
+        {"messages": [*TALK, {"role": "assistant", "content": "x", "reasoning_content": None}, *TALK]},
+        {"stop": "", "max_tokens": -1},
+        {"stop": [], "seed": -1},
+        {"stop": [""], "stream_options": {}},
+        {"spaces_between_special_tokens": True, "include_stop_str_in_output": False, "return_token_ids": False},
+        {"truncate_prompt_tokens": None, "prompt_logprobs": None, "guided_json": None, "structured_outputs": None},
+        {"repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "n_probs": 0, "id_slot": -1, "grammar": ""},
+        {"request_id": "mine", "bad_words": [], "length_penalty": 1, "stream_options": {"include_usage": None}},
     ],
 )
 def test_unsupported_fields_with_neutral_values_are_accepted(server: Served, fields: dict) -> None:
@@ -165,7 +175,7 @@ def test_a_prompt_that_is_too_long_has_an_error_code(server: Served) -> None:
 
 def test_unknown_addresses_and_methods_are_refused(server: Served) -> None:
     assert server.ask("/v1/nothing").status == 404
-    assert server.ask("/v1/nothing").error == "GET /v1/nothing: there is nothing here"
+    assert server.ask("/v1/nothing").error == "GET /v1/nothing: there is nothing here; GET / lists the endpoints"
     reply = server.ask(TEXT)
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
     assert server.ask("/kvarn/requests/cmpl-0").status == 404

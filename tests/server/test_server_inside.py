@@ -235,8 +235,8 @@ def test_a_fault_fails_one_request_only(model: Path, caplog: pytest.LogCaptureFi
         assert service.worker.alive
 
     during(service, play)
-    page = service.worker.metrics.page().decode()
-    assert 'request_success_total{finished_reason="error",model_name="tiny"} 3.0' in page
+    page = service.worker.metrics.page()[0].decode()
+    assert 'request_success_total{engine="0",finished_reason="error",model_name="tiny"} 3.0' in page
     assert "a step failed: RuntimeError: a kernel failed" in caplog.text
 
 
@@ -270,6 +270,7 @@ def test_when_the_engine_dies_every_call_ends(model: Path, caplog: pytest.LogCap
 
     during(service, play)
     assert "the engine has failed: MemoryError: gone" in caplog.text
+    assert service.log.n_open == 0, "the log waits for no request that will never end"
 
 
 def test_ids_without_text_are_refused_and_other_requests_go_on(tmp_path: Path) -> None:
@@ -354,3 +355,15 @@ def test_an_llm_that_serves_can_be_used_beside_it(model: Path) -> None:
             assert theirs == expected[4:]
 
     during(service, play)
+
+
+@pytest.mark.any_backend
+def test_a_library_user_gets_no_log(model: Path, capfd: pytest.CaptureFixture) -> None:
+    service = service_of(model)
+
+    async def play() -> None:
+        status, answer = await call(service, SHORT)
+        assert (status, len(answer["kvarn"]["request_id"])) == (200, 32)
+
+    during(service, play)
+    assert capfd.readouterr() == ("", "")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from support import tiny_gguf
 from support.tiny_models import GOLDEN
@@ -66,7 +66,8 @@ class Served:
     def __init__(self, process: subprocess.Popen, summary: list[str]) -> None:
         self.process = process
         self.summary = summary
-        self.url = summary[-1].split()[1].removesuffix("/v1")
+        last = summary[-1]
+        self.url = (json.loads(last)["address"] if last.startswith("{") else last.split()[1]).removesuffix("/v1")
         self.host, _, port = self.url.removeprefix("http://").partition(":")
         self.port = int(port)
 
@@ -141,24 +142,41 @@ def closed(connection: socket.socket) -> bytes:
 
 
 @contextlib.contextmanager
-def serve(model: Path, *flags: str, files: int | None = None) -> Iterator[Served]:
-    """`files`: the limit of open files of the process."""
-    command = [sys.executable, "-c", MAIN, "serve", "-m", str(model), "--port", "0", *flags]
+def serve(model: Path, *flags: str, files: int | None = None, log: Path | None = None) -> Iterator[Served]:
+    """`files`: the limit of open files of the process. `log`: a file for its standard error, else it is a pipe that
+    nobody reads. Without --log-format only warnings and errors are logged."""
+    quiet = [] if "--log-format" in flags else ["--log-format", "none"]
+    command = [sys.executable, "-c", MAIN, "serve", "-m", str(model), "--port", "0", *quiet, *flags]
     if files is not None:
         command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(files), *command]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stderr is not None
-        summary = []
-        while not summary or not summary[-1].startswith("address"):
-            line = process.stderr.readline()
-            assert line, f"no server: {''.join(summary)}"
-            summary.append(line.rstrip("\n"))
-        yield Served(process, summary)
-    finally:
-        process.kill()
-        process.communicate()
+    with contextlib.ExitStack() as stack:
+        errors: Any = subprocess.PIPE
+        if log is not None:
+            errors = stack.enter_context(log.open("w"))
+            written = stack.enter_context(log.open())
+        process = subprocess.Popen(command, stderr=errors, text=True, env=environment)
+        try:
+            yield Served(process, _summary(process, process.stderr or written))
+        finally:
+            process.kill()
+            if process.stderr is None or process.stderr.closed:
+                process.wait()
+            else:
+                process.communicate()
+
+
+def _summary(process: subprocess.Popen, errors: IO[str]) -> list[str]:
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith(("address", '{"time')):
+        line = errors.readline()
+        if line:
+            lines.append(line.rstrip("\n"))
+        else:  # the end of a pipe, or of a file that grows
+            assert process.stderr is None, f"no server: {''.join(lines)}"
+            assert process.poll() is None, f"no server: {''.join(lines)}"
+            time.sleep(0.01)
+    return lines
 
 
 def tiny_model(folder: Path, context: int = 2048) -> Path:

@@ -24,7 +24,7 @@ kvarn explain chatcmpl-1a2b3c --api-key KEY --json""",
         usage="[ID] [OPTIONS]",
     )
     parser.add_argument(
-        "id", nargs="?", metavar="ID", help="id in the answer to the request (default: the last request of this key)"
+        "id", nargs="?", metavar="ID", help="id in the answer, or x-request-id (default: the last request of this key)"
     )
     add_server_flags(parser)
     add_json_flag(parser)

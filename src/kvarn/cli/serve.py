@@ -12,11 +12,15 @@ from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
 from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
+from kvarn.loading.pull import resolve
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
 from kvarn.server.connection_limits import HEAD_SECONDS, limits_for, raise_file_limit
+from kvarn.server.fingerprint import fingerprint_of
+from kvarn.server.log_lines import Log, LogHandler
 from kvarn.server.metrics import Metrics
 from kvarn.server.origin import Sites
+from kvarn.server.request_log import RequestLog
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
 from kvarn.words import counted
@@ -39,7 +43,9 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: %(default)s)")
     add_access_flags(parser.add_argument_group("access"))
-    parser.add_argument("--alias", metavar="NAME", help="the model's name in requests (default: as given)")
+    parser.add_argument("--alias", metavar="NAME", help="the model's name in answers (default: as given)")
+    strict = "refuse requests for a model of another name (default: this model answers them)"
+    parser.add_argument("--strict-model", action="store_true", help=strict)
     for name, kind, default, what in (
         ("--max-waiting --queue", int, 256, "maximum requests that wait; further ones get status 429"),
         ("--chunk-while-decoding --chunk", int, 128, "maximum prompt tokens in a step that also decodes"),
@@ -54,11 +60,12 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
         help = f"{what} (default: %(default)s)"
         parser.add_argument(*name.split(), type=kind, metavar="N", default=default, help=help)
     add_connection_flags(parser.add_argument_group("connections"))
+    add_log_flags(parser.add_argument_group("log"))
     parser.add_argument(
         "--metrics-prefix",
         default="kvarn",
         choices=("kvarn", "vllm"),
-        help="prefix of metric names (default: %(default)s)",
+        help="prefix of the metrics that vLLM has, too (default: %(default)s)",
     )
     flags.add_chat_flags(parser)
     flags.add_model_flags(parser, max_seqs=8)
@@ -87,10 +94,29 @@ def add_connection_flags(group: flags.Flags) -> None:
     group.add_argument("--head-seconds", type=float, metavar="N", default=HEAD_SECONDS, help=head)
 
 
+def add_log_flags(group: flags.Flags) -> None:
+    form = "one line per request on standard error, as text or as JSON; none: only warnings (default: %(default)s)"
+    group.add_argument("--log-format", choices=("text", "json", "none"), default="text", help=form)
+    texts = "write prompts and answers into the log, too"
+    group.add_argument("--log-texts", action="store_true", help=texts)
+    polls = "also log successful requests for /health, /ready and /metrics"
+    group.add_argument("--log-polls", action="store_true", help=polls)
+
+
 def run(args: argparse.Namespace) -> None:
-    logging.basicConfig(format="kvarn: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is said by us, in one line
     check(args)
+    log = Log(error_output(), "json" if args.log_format == "json" else "text")
+    handler = LogHandler(log)
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is said by us, in one line
+    try:
+        serve_model(args, log)
+    finally:
+        logging.getLogger().removeHandler(handler)
+        log.close()
+
+
+def serve_model(args: argparse.Namespace, log: Log) -> None:
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
     access = Access(keys, args.share_prefixes, args.quote_texts)
     limits = limits_for(raise_file_limit(), args.max_connections, args.max_connections_per_address, args.head_seconds)
@@ -101,16 +127,41 @@ def run(args: argparse.Namespace) -> None:
         )
         name = args.alias or Path(args.model).name or args.model
         metrics = Metrics(llm.engine, name, args.metrics_prefix)
-        service = Service(llm, name, access, metrics, Worker(llm, metrics), args.reader_seconds, sites=sites)
+        requests = RequestLog(None if args.log_format == "none" else log, args.log_texts, args.log_polls)
+        service = Service(
+            llm,
+            name,
+            access,
+            metrics,
+            Worker(llm, metrics),
+            args.reader_seconds,
+            sites=sites,
+            log=requests,
+            strict_model=args.strict_model,
+            fingerprint=fingerprint_of(llm, resolve(args.model)),
+        )
 
         def started() -> None:
-            print(summary(llm, name, address_of(listening), len(keys)), file=sys.stderr, flush=True)
+            rows = summary(llm, name, address_of(listening), len(keys))
+            if args.log_format == "json":
+                log.say("started", f"serving {name} at {rows['address']}", **rows)
+            else:
+                log.plain("\n".join(f"{key:<8} {value}" for key, value in rows.items()))
 
-        serve(service, listening, limits, args.drain_seconds, started)
-        end_line()
+        serve(service, listening, limits, args.drain_seconds, started, end_line)
+
+
+def error_output() -> int:
+    """The descriptor of standard error, also where another object stands in for it."""
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError):
+        return 2
 
 
 def check(args: argparse.Namespace) -> None:
+    if args.alias is not None and not args.alias.strip():
+        raise KvarnError("--alias is empty: give the name that answers should have, or leave it out")
     if not 0 <= args.port <= 65535:
         raise KvarnError(f"--port is {args.port}; it must be between 0 (a free one) and 65535")
     flags.at_least(1, max_waiting=args.max_waiting, chunk_while_decoding=args.chunk_while_decoding)
@@ -126,17 +177,16 @@ def check(args: argparse.Namespace) -> None:
         raise KvarnError(f"{would} and prompts would never start: raise -b above -np")
 
 
-def summary(llm: LLM, name: str, address: str, n_keys: int) -> str:
+def summary(llm: LLM, name: str, address: str, n_keys: int) -> dict[str, str]:
     plan, config = llm.cache.plan, llm.cache.plan.groups[0].config
     whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all
     held = min(each.n_blocks * each.block_size for each in whole)
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
-    rows = {
+    return {
         "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {counted(held, 'token')}",
         "serving": f"{counted(plan.max_seqs, 'sequence')} at once, {counted(config.context, 'token')} each at most",
         "keys": counted(n_keys, "API key") if n_keys else "none: anybody who reaches this address may ask",
         "address": f"{address}/v1",
     }
-    return "\n".join(f"{key:<8} {value}" for key, value in rows.items())

@@ -26,6 +26,7 @@ from kvarn.engine.sampling import History, Sampled, make_report, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
+from kvarn.words import counted
 
 
 class Event(NamedTuple):
@@ -103,16 +104,16 @@ class Engine:
         """Raise PromptTooLong if a prompt of n_tokens tokens leaves no room for an answer.
 
         `at_least`: the prompt has n_tokens or more; only the message differs. Safe from any thread."""
-        what = f"the prompt has {'at least ' if at_least else ''}{n_tokens} tokens and"
+        what = f"the prompt has {'at least ' if at_least else ''}{counted(n_tokens, 'token')} and"
         context = self.cache.plan.context
         if n_tokens >= context:
             raise PromptTooLong(
-                f"{what} the context holds {context}: shorten the prompt or raise the context (-c); "
+                f"{what} the context holds {context:,}: shorten the prompt or raise the context (-c); "
                 "the answer needs room for at least one token"
             )
         if n_tokens >= self.cache.longest:
             raise PromptTooLong(
-                f"{what} the whole cache holds {self.cache.longest}: shorten the prompt or raise the cache's bytes "
+                f"{what} the whole cache holds {self.cache.longest:,}: shorten the prompt or raise the cache's bytes "
                 "(--cache-bytes)"
             )
 
@@ -289,11 +290,11 @@ class Engine:
         params = sample.request.params
         if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
             self._finish(sample, "stop")
+        elif len(sample.tokens) >= self.cache.longest:  # first: a larger max_tokens would not help
+            sample.limit = "context"
+            self._finish(sample, "length")
         elif sample.n_output >= (params.max_tokens or 0):
             sample.limit = "max_tokens"
-            self._finish(sample, "length")
-        elif len(sample.tokens) >= self.cache.longest:
-            sample.limit = "context"
             self._finish(sample, "length")
 
     def _finish(self, sample: Sample, reason: str) -> None:

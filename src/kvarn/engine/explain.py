@@ -12,6 +12,7 @@ from typing import Any
 
 from kvarn.cache.adoption import Reason, ReuseLimit
 from kvarn.engine.request import Request
+from kvarn.words import counted
 
 AROUND = 8  # tokens quoted before and after the place where two texts differ
 
@@ -24,6 +25,7 @@ class Explanation:
     reused: int
     reached: int  # prompt tokens reused or computed at the end; fewer than `prompt` if it was cancelled or failed
     cancelled: bool
+    cut_by: str | None  # the limit that ended an answer: context or max_tokens
     limit: ReuseLimit | None  # None: it ended in the queue
     before: tuple[int, ...]  # DIFFERS: the last tokens that both texts have
     ours: tuple[int, ...]  # DIFFERS: the next tokens of our text
@@ -54,6 +56,7 @@ def explain(request: Request) -> Explanation:
         reused=reused,
         reached=min(max(reused, computed), len(request.prompt)),
         cancelled=any(sample.finish_reason == "cancelled" for sample in request.samples),
+        cut_by=min((sample.limit for sample in request.samples if sample.limit), default=None),  # context comes first
         limit=limit,
         before=() if at is None else tuple(request.prompt[max(at - AROUND, 0) : at]),
         ours=() if at is None else tuple(request.prompt[at : at + AROUND]),
@@ -76,6 +79,7 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
         "reuse_ended": None if e.limit is None else _limit_to_json(e, e.limit, spell),
         "because": None if e.limit is None else _why(e, e.limit),
         "cancelled": e.cancelled,
+        "cut_by": e.cut_by,
         "preemptions": e.preemptions,
         "recomputed_after_preemption": {"tokens": e.recomputed_tokens, "ms": round(e.recomputed_ms, 3)},
         "queued_ms": _rounded(e.queued_ms),
@@ -111,19 +115,21 @@ def in_words(e: Explanation, spell: Spell) -> str:
     """One sentence or two."""
     if e.limit is None:
         return f"{'cancelled' if e.cancelled else 'ended'} while queued: nothing was looked up or computed"
-    text = f"reused {e.reused} of {e.prompt} prompt tokens, computed {e.computed} in "
+    text = f"reused {e.reused} of {counted(e.prompt, 'prompt token')}, computed {e.computed} in "
     text += f"{e.prefill_ms:.0f} ms: {_why(e, e.limit)}{_quoted_difference(e, e.limit, spell)}"
     if e.preemptions:
-        again = f"{e.recomputed_tokens} tokens in {e.recomputed_ms:.0f} ms"
-        text += f"; preempted {e.preemptions} times, which computed {again} again"
+        again = f"{counted(e.recomputed_tokens, 'token')} in {e.recomputed_ms:.0f} ms"
+        text += f"; preempted {counted(e.preemptions, 'time')}, which computed {again} again"
     if e.cancelled:
         missing = e.prompt - e.reached
-        text += f"; cancelled {f'with {missing} prompt tokens to go' if missing else 'during its answer'}"
+        place = f"with {counted(missing, 'prompt token')} to go" if missing else "during its answer"
+        text += f"; cancelled {place}"
     return text
 
 
 def _why(e: Explanation, limit: ReuseLimit) -> str:
     lost = limit.at - e.reused
+    known = counted(limit.at, "token") + (" was" if limit.at == 1 else " were")
     when = "" if limit.when is None else strftime(" at %H:%M:%S", localtime(limit.when))
     return {
         Reason.END: "everything was in the cache; the last token is always computed, for its logits"
@@ -132,9 +138,9 @@ def _why(e: Explanation, limit: ReuseLimit) -> str:
         Reason.NEW: f"the earlier text ends at token {limit.at}, what follows is new",
         Reason.NOTHING_SHARED: "no earlier text begins like this one",
         Reason.DIFFERS: f"differs at token {limit.at} from the nearest earlier text",
-        Reason.EVICTED: f"{limit.at} tokens were known, {lost} of them evicted{when} to make room",
-        Reason.OUT_OF_WINDOW: f"{limit.at} tokens were known, but {lost} of them had left the window{when}",
-        Reason.SHORT: f"{limit.at} tokens are shared, {lost} of them in a block that was never filled and not kept",
+        Reason.EVICTED: f"{known} known, {lost} of them evicted{when} to make room",
+        Reason.OUT_OF_WINDOW: f"{known} known, but {lost} of them had left the window{when}",
+        Reason.SHORT: f"{known} shared, {lost} of them in a block that was never filled and not kept",
         Reason.NOT_SHARING: "this cache strategy does not share prefixes; paged does",
         Reason.LOGITS: "prompt_logprobs needs the logits of every token, so the prompt was computed",
     }[limit.reason]

@@ -13,6 +13,7 @@ from kvarn.backends.base import Memory, Program
 from kvarn.cache.cache import KVCache
 from kvarn.engine.sampling import log_softmax
 from kvarn.errors import KvarnError
+from kvarn.words import counted
 
 
 def score(program: Program, memory: Memory, cache: KVCache, tokens: Sequence[int], first: int, chunk: int) -> Floats:
@@ -57,12 +58,14 @@ def perplexity(
     The second half of a window is scored: positions n/2 to n-2 predict the token after them. A window
     of 512 tokens has 255 predictions."""
     if window < 3:
-        raise KvarnError(f"a window of {window} tokens has nothing to score: give at least 3 (-c)")
+        raise KvarnError(f"a window of {counted(window, 'token')} has nothing to score: give at least 3 (-c)")
     total = len(tokens) // window
     if chunks is not None:
         total = min(total, chunks)
     if total < 1:
-        raise KvarnError(f"the text has {len(tokens)} tokens, fewer than one window of {window}: give a longer text")
+        raise KvarnError(
+            f"the text has {counted(len(tokens), 'token')}, fewer than one window of {window:,}: give a longer text"
+        )
     losses: list[float] = []
     result = Perplexity(math.nan, math.nan, 0, 0)
     for index in range(total):

@@ -22,6 +22,11 @@ class Caller(NamedTuple):
     quotes: bool  # whether explanations may quote an earlier text: only if it is the caller's own
     keeps_text: bool = True  # whether records may quote the caller's text: only if nobody else can read them
 
+    @property
+    def name(self) -> str | None:
+        """For the log: enough of the hash to tell keys apart."""
+        return self.owner.hex()[:8] or None
+
     def salted(self, request_salt: str | None) -> bytes:
         return self.salt if request_salt is None else _digest(request_salt, self.salt)
 
@@ -36,13 +41,18 @@ class Access:
         self._share = share
         self._quote = quote
 
-    def caller(self, authorization: str | None) -> Caller:
+    def caller(self, authorization: str | None, x_api_key: str | None = None) -> Caller:
+        """The key is in either header, or the same key in both."""
         if not self._owners:
             return Caller(b"", b"", quotes=self._quote, keeps_text=self._quote)
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Refusal(401, "give an API key: Authorization: Bearer KEY", code="missing_api_key")
-        digest = _digest(key.strip())
+        scheme, _, bearer = (authorization or "").partition(" ")
+        given = [bearer if scheme.lower() == "bearer" else "", x_api_key or ""]
+        digests = [_digest(key.strip()) for key in given if key.strip()]
+        if not digests:
+            raise Refusal(401, "give an API key: Authorization: Bearer KEY, or x-api-key: KEY", code="missing_api_key")
+        digest = digests[0]
+        if not compare_digest(digest, digests[-1]):
+            raise Refusal(401, "Authorization and x-api-key have different keys: give one", code="invalid_api_key")
         matches = [owner for owner in self._owners if compare_digest(owner, digest)]  # compares all, in constant time
         if not matches:
             raise Refusal(401, "the API key is not one of this server's", code="invalid_api_key")

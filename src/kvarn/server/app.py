@@ -1,17 +1,14 @@
 """The HTTP endpoints: they parse a request, call the engine's thread or the cache, and format the answer."""
 
 import asyncio
-import logging
 import math
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from kvarn.engine.params import SamplingParams
@@ -20,25 +17,29 @@ from kvarn.server import protocol
 from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
-from kvarn.server.call import Answer, Generation, fault
-from kvarn.server.metrics import CONTENT_TYPE, Metrics
-from kvarn.server.openapi import document
+from kvarn.server.call import Answer, Generation
+from kvarn.server.faults import fault
+from kvarn.server.fingerprint import fingerprint_of
+from kvarn.server.metrics import Metrics
+from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
 from kvarn.server.reply import Reply
+from kvarn.server.request_id import HEADER, Identified
+from kvarn.server.request_log import RequestLog, entry_of
+from kvarn.server.routes import Endpoint, application
 from kvarn.server.worker import Submission, Worker
 
-log = logging.getLogger("kvarn")
-
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
-COMPLETION_TOKENS = 16  # OpenAI's default max_tokens of a completion; a chat may fill the context
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
+    """`name`: the model's name in answers. `strict_model`: refuse requests for a model of another name. `fingerprint`:
+    what answers say in system_fingerprint (default: without the content of the model's files)."""
+
     def __init__(
         self,
         llm: LLM,
@@ -49,8 +50,12 @@ class Service:
         reader_seconds: float = READER_SECONDS,
         body_seconds: float = BODY_SECONDS,
         sites: Sites | None = None,
+        log: RequestLog | None = None,
+        strict_model: bool = False,
+        fingerprint: str | None = None,
     ) -> None:
         self.llm = llm
+        self.log = log or RequestLog()
         self.name = name
         self.worker = worker
         self.draining = False
@@ -62,6 +67,9 @@ class Service:
         self._records = Records()
         self._prompts = Prompts(llm)
         self._openapi = document()
+        self._strict_model = strict_model
+        self._fingerprint = fingerprint or fingerprint_of(llm)
+        self._started = int(time.time())
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self.worker.start(loop)
@@ -74,6 +82,8 @@ class Service:
 
     def app(self) -> ASGIApp:
         get: dict[str, Endpoint] = {
+            "/": self.root,
+            "/v1": self.root,
             "/v1/models": self.models,
             "/v1/models/{id:path}": self.model,
             "/health": self.health,
@@ -82,7 +92,7 @@ class Service:
             "/openapi.json": self.openapi,
             "/kvarn/cache": self.cache,
             "/kvarn/requests": self.requests,
-            "/kvarn/requests/{id}": self.request,
+            "/kvarn/requests/{id:path}": self.request,
         }
         post: dict[str, Endpoint] = {
             "/v1/chat/completions": self.chat,
@@ -90,9 +100,7 @@ class Service:
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
-        routes = [Route(path, _guarded(endpoint), methods=["GET"]) for path, endpoint in get.items()]
-        routes += [Route(path, _guarded(endpoint), methods=["POST"]) for path, endpoint in post.items()]
-        return OriginCheck(Starlette(routes=routes, exception_handlers={HTTPException: _not_found}), self._sites)
+        return Identified(OriginCheck(application(get, post), self._sites), self.log)
 
     # -- text ----------------------------------------------------------------------------------------------------
 
@@ -103,13 +111,18 @@ class Service:
         return await self._generate(request, protocol.completion_call)
 
     async def _generate(self, request: Request, parse: Callable[[bytes], Call]) -> Response:
-        caller = self._caller(request)
+        caller, entry = self._caller(request), entry_of(request.scope)
         compute = partial(self._submissions, caller)
         call, submissions = await self._bodies.process(
             request, parse, compute, lambda call: self._prompts.threads if call.chat else None
         )
-        reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes)
-        generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records)
+        entry.model = self.name
+        if call.request_id is not None and HEADER not in request.headers:
+            entry.id = call.request_id
+        if self.log.texts:
+            entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
+        reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes, self._fingerprint)
+        generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records, entry)
         try:
             await generation.start(submissions)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
@@ -125,16 +138,16 @@ class Service:
         return [self._submission(prompt, call, salt) for prompt in prompts]
 
     def _submission(self, prompt: list[int], call: Call, salt: bytes) -> Submission:
-        self.llm.engine.check_length(len(prompt))
-        room = self.llm.cache.longest - len(prompt)
-        max_tokens = call.max_tokens
+        self._prompts.check_length(len(prompt))
+        context = self.llm.cache.longest
+        room, max_tokens = context - len(prompt), call.max_tokens
         if max_tokens is None:
-            max_tokens = None if call.chat else COMPLETION_TOKENS
+            max_tokens = room if call.default_tokens is None else min(call.default_tokens, room)
         elif room < max_tokens:
             raise Refusal(
                 400,
-                f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: together more than the "
-                f"{self.llm.cache.longest} that fit; lower max_tokens to {room} or leave it out",
+                f"the prompt has {len(prompt):,} tokens and max_tokens is {max_tokens}: together more than this "
+                f"server's context of {context:,} tokens; lower max_tokens to {room} or leave it out",
                 "max_tokens",
                 "context_length_exceeded",
             )
@@ -166,13 +179,17 @@ class Service:
 
     # -- inspection ----------------------------------------------------------------------------------------------
 
+    async def root(self, request: Request) -> Response:
+        return JSONResponse(overview())
+
     async def models(self, request: Request) -> Response:
         self._caller(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
         self._caller(request)
-        self._check_model(request.path_params["id"])
+        if request.path_params["id"].removesuffix("/") != self.name:
+            raise self._no_such_model()
         return JSONResponse(self._model())
 
     async def health(self, request: Request) -> Response:
@@ -186,7 +203,8 @@ class Service:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+        page, content_type = self._metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"Content-Type": content_type, "Vary": "Accept"})
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self._openapi)
@@ -209,15 +227,20 @@ class Service:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _caller(self, request: Request) -> Caller:
-        return self._access.caller(request.headers.get("authorization"))
+        caller = self._access.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        entry_of(request.scope).key = caller.name
+        return caller
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self.name:
-            raise Refusal(404, f"this server has the model {self.name}, no other", "model", "model_not_found")
+        if self._strict_model and name is not None and name != self.name:
+            raise self._no_such_model()
+
+    def _no_such_model(self) -> Refusal:
+        return Refusal(404, f"this server has the model {self.name}, no other", "model", "model_not_found")
 
     def _model(self) -> dict[str, Any]:
-        context = self.llm.cache.longest
-        return {"id": self.name, "object": "model", "created": 0, "owned_by": "kvarn", "max_model_len": context}
+        facts = {"created": self._started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
+        return {"id": self.name, "object": "model", **facts}
 
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""
@@ -225,25 +248,3 @@ class Service:
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
-
-
-def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Turn every error of the endpoint into an error response in OpenAI's format."""
-
-    async def guarded(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except Exception as error:  # noqa: BLE001 (reported to the caller)
-            return fault(error).response()
-
-    return guarded
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    what = {404: "there is nothing here", 405: "this address takes another method"}.get(error.status_code, error.detail)
-    response = Refusal(error.status_code, f"{request.method} {request.url.path[:200]}: {what}").response()
-    response.headers.update(error.headers or {})  # Allow
-    return response

@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.engine.explain import Explanation, to_json, without_texts
-from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.access import Caller
+from kvarn.server.faults import fault, refuse
 from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
-from kvarn.server.refusal import Refusal
-from kvarn.server.reply import Reply, usage_of
+from kvarn.server.reply import Reply, usage_of, usage_so_far
+from kvarn.server.request_log import Entry, entry_of
 from kvarn.server.worker import Submission, Worker
 from kvarn.text.tokenizer import Tokenizer
 
@@ -32,8 +32,17 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-contr
 
 
 class Generation:
+    """`entry`: the request's entry in the log, which the generation holds until the engine has reported the end."""
+
     def __init__(
-        self, worker: Worker, tokenizer: Tokenizer, reply: Reply, call: Call, caller: Caller, records: Records
+        self,
+        worker: Worker,
+        tokenizer: Tokenizer,
+        reply: Reply,
+        call: Call,
+        caller: Caller,
+        records: Records,
+        entry: Entry,
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
@@ -41,19 +50,26 @@ class Generation:
         self._call = call
         self._caller = caller
         self._records = records
+        self._entry = entry
         self._ended: dict[int, Explanation] = {}
         self._explained = False
+        self._holding = False
         self._n_tokens = 0
+        self._n_prompt_tokens = 0
+        self._n_sampled: dict[int, int] = {}  # tokens of each choice so far
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
         self._inbox = Inbox(len(submissions))
+        self._n_prompt_tokens = sum(len(submission.prompt) for submission in submissions)
         self._tickets = [self._worker.submit(submission, self._inbox, i) for i, submission in enumerate(submissions)]
         try:
             await self._inbox.accepted()
         except BaseException:
             self.cancel()
             raise
+        self._entry.hold()
+        self._holding = True
 
     def cancel(self) -> None:
         """Cancel all submissions. Their explanation is recorded when all of them have ended."""
@@ -61,14 +77,27 @@ class Generation:
         for ticket in self._tickets:
             self._worker.cancel(ticket)
         self._record_if_ended()
+        if self._worker.fault is not None:  # then they never end
+            self._release()
 
     def _on_end(self, which: int, update: Ended) -> None:
-        self._ended[which] = update.explanation
+        self._note_end(which, update)
         self._record_if_ended()
+
+    def _note_end(self, which: int, update: Ended) -> None:
+        if which not in self._ended:
+            self._ended[which] = update.explanation
+            self._n_tokens += update.n_tokens
+            self._entry.ended(update)
 
     def _record_if_ended(self) -> None:
         if not self._explained and len(self._ended) == len(self._tickets):
             self._record()
+
+    def _release(self) -> None:
+        if self._holding:
+            self._holding = False
+            self._entry.release()
 
     async def whole(self) -> dict[str, Any]:
         choices = {}
@@ -83,27 +112,35 @@ class Generation:
         last: list[dict[str, Any]] = []  # the end of a choice, held back because it may be the last chunk
         async for index, part in self._answers():
             for held in last:
-                yield self._reply.chunk([held])
+                yield self._chunk(held)
             if self._call.chat and index not in opened:
-                yield self._reply.chunk([self._reply.opening(index)])
+                yield self._chunk(self._reply.opening(index))
             opened.add(index)
+            self._n_sampled[index] = part.n_tokens
             last = [self._reply.delta(index, part.text, self._entries(part), part.finish_reason)]
             if part.finish_reason is None or self._call.include_usage:
-                yield self._reply.chunk(last)
+                yield self._chunk(last[0])
                 last = []
-        yield self._reply.chunk(last, self._usage() if self._call.include_usage else None, self._record())
+        with_usage = self._call.include_usage or self._call.continuous_usage
+        yield self._reply.chunk(last, self._usage() if with_usage else None, self._record())
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        if not self._call.continuous_usage:
+            return self._reply.chunk([choice])
+        return self._reply.chunk([choice], usage_so_far(self._n_prompt_tokens, sum(self._n_sampled.values())))
 
     async def _answers(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
         while len(self._ended) < len(self._tickets):
             updates = await self._inbox.take()
             for which, update in updates:  # note all ends first: the client may disconnect at any piece
-                if isinstance(update, Ended) and update.error is None:
-                    self._ended[which] = update.explanation
-                    self._n_tokens += update.n_tokens
+                if isinstance(update, Ended):
+                    self._note_end(which, update)
             for which, update in updates:
                 if isinstance(update, AnswerPart):
-                    yield which * self._call.n + update.sample, update
+                    index = which * self._call.n + update.sample
+                    self._entry.answered(index, update.text)
+                    yield index, update
                 elif update.error is not None:
                     raise update.error
 
@@ -117,10 +154,16 @@ class Generation:
         """Store the explanation for the caller's key, and return it. What is stored may have less text."""
         self._explained = True
         each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
-        head = {"id": self._reply.id, "created": self._reply.created, "model": self._reply.model}
+        head = {
+            "id": self._reply.id,
+            "request_id": self._entry.id,
+            "created": self._reply.created,
+            "model": self._reply.model,
+        }
         kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
         told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
-        self._records.add(self._reply.id, self._caller.owner, stored)
+        self._records.add(self._reply.id, self._caller.owner, stored, self._entry.id)
+        self._release()
         return told
 
     def _quotable(self, explanation: Explanation) -> Explanation:
@@ -144,7 +187,8 @@ class Answer(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = asyncio.ensure_future(self._events(send) if self._stream else self._once(scope, receive, send))
+        answer = self._events(scope, send) if self._stream else self._once(scope, receive, send)
+        answering = asyncio.ensure_future(answer)
         disconnected = asyncio.ensure_future(_until_disconnected(receive))
         try:
             await asyncio.wait({answering, disconnected}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,24 +202,33 @@ class Answer(Response):
 
     async def _once(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = JSONResponse(await self._generation.whole())
+            response: Response = JSONResponse(await self._generation.whole())
         except Exception as error:  # noqa: BLE001 (reported to the caller)
-            response = fault(error).response()
-        async with asyncio.timeout(self._reader_seconds):
-            await response(scope, receive, send)
+            response = refuse(scope, error)
+        try:
+            async with asyncio.timeout(self._reader_seconds):
+                await response(scope, receive, send)
+        except TimeoutError:
+            self._not_read(scope)
 
-    async def _events(self, send: Send) -> None:
+    async def _events(self, scope: Scope, send: Send) -> None:
         """The head goes with the first event. Until then the connection can find out whether its client has gone."""
         try:
             async for chunk in self._generation.chunks():
                 await self._event(send, json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
             await self._event(send, "[DONE]")
         except TimeoutError:  # the socket's buffers are full and the client does not read
-            log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)
+            self._not_read(scope)
             return
         except Exception as error:  # noqa: BLE001 (reported to the caller)
-            await self._event(send, json.dumps(fault(error).body()))
+            refusal = fault(error)
+            entry_of(scope).refused(refusal)
+            await self._event(send, json.dumps(refusal.body()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _not_read(self, scope: Scope) -> None:
+        log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)
+        entry_of(scope).error = f"the client did not read for {self._reader_seconds:g} s"
 
     async def _event(self, send: Send, data: str) -> None:
         if not self._begun:
@@ -190,15 +243,3 @@ class Answer(Response):
 async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def fault(error: Exception, retry_after: int = 1) -> Refusal:
-    """The refusal that the client gets for an error."""
-    if isinstance(error, Refusal):
-        return error
-    if isinstance(error, QueueFull):
-        return Refusal(429, str(error), code="queue_full", retry_after=retry_after)
-    if isinstance(error, KvarnError):
-        return Refusal(400, str(error), code="context_length_exceeded" if isinstance(error, PromptTooLong) else None)
-    log.error("a request failed: %s: %s", type(error).__name__, error)
-    return Refusal(500, f"the request failed: internal error of the server ({type(error).__name__})")

@@ -26,14 +26,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvarn.server.connection_limits import OpenConnections, Waiting
 from kvarn.server.refusal import Refusal
+from kvarn.server.request_id import HEADER, new_id
+from kvarn.server.request_log import RequestLog
 
 FIRST_PROBE, LAST_PROBE = 0.05, 5.0  # seconds between two looks at a client that sends no more; they double
 
 
 class Connection(H11Protocol):
-    def __init__(self, connections: OpenConnections, **given: Any) -> None:
+    def __init__(self, connections: OpenConnections, requests: RequestLog, **given: Any) -> None:
         super().__init__(**given)
         self._open_connections = connections
+        self._requests = requests
         self._waiting: Waiting | None = Waiting.HEAD
         self._idle = False  # between an answer and the first byte of the next head
         self._ended = False  # a last answer was sent; whatever still arrives is discarded
@@ -188,8 +191,8 @@ class Connection(H11Protocol):
     def _end(self, refusal: Refusal) -> None:
         """Answer, and let the client close. (A close could reset the connection before the client has read it.)"""
         self._ended = True
-        response = refusal.response()
-        headers = [*response.raw_headers, (b"connection", b"close")]
+        response, entry = refusal.response(), self._requests.begin(new_id(), self.address)
+        headers = [*response.raw_headers, (b"connection", b"close"), (HEADER.encode(), entry.id.encode())]
         for event in (
             h11.Response(
                 status_code=refusal.status, headers=headers, reason=HTTPStatus(refusal.status).phrase.encode()
@@ -199,6 +202,9 @@ class Connection(H11Protocol):
         ):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.write_eof()
+        entry.status = refusal.status
+        entry.refused(refusal)
+        entry.release()
         self.flow.resume_reading()  # or the end of the client's data is not seen
         self._open_connections.waits(self, Waiting.HEAD)
         self._expect_head()

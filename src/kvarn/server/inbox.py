@@ -15,12 +15,15 @@ class AnswerPart(NamedTuple):
     text: str
     logprobs: list[TokenLogprob]
     finish_reason: str | None
+    n_tokens: int  # of the sample so far
 
 
 class Ended(NamedTuple):
     n_tokens: int  # of all samples
     explanation: Explanation
     error: BaseException | None
+    finish_reasons: tuple[str, ...]  # of the samples
+    first_token_at: float | None  # in seconds of time.perf_counter
 
 
 Update = AnswerPart | Ended | Exception | None  # None: queued; an exception: refused
@@ -63,7 +66,7 @@ class Inbox:
         before = self._updates.get(key)
         if isinstance(before, AnswerPart) and isinstance(update, AnswerPart):
             text, logprobs = before.text + update.text, before.logprobs + update.logprobs
-            update = AnswerPart(before.sample, text, logprobs, update.finish_reason)
+            update = AnswerPart(before.sample, text, logprobs, update.finish_reason, update.n_tokens)
         self._updates[key] = update
 
     async def accepted(self) -> None:

@@ -21,6 +21,7 @@ STATUSES = {
     "503": "the server is stopping, or the engine has failed",
 }
 GETS = {
+    "/": "name, version and endpoints of this server",
     "/v1/models": "the model of this server",
     "/v1/models/{id}": "a model by name",
     "/health": "whether the engine works",
@@ -28,6 +29,7 @@ GETS = {
     "/metrics": "metrics for Prometheus",
     "/kvarn/cache": "the cache: strategy, counts, the blocks of every sequence",
     "/kvarn/requests": "explanations of this key's last requests",
+    "/openapi.json": "this document",
     "/kvarn/requests/{id}": "what a request reused, what it recomputed, and why",
 }
 POSTS: dict[str, tuple[str, Mapping[str, Schema], tuple[str, ...]]] = {
@@ -36,6 +38,13 @@ POSTS: dict[str, tuple[str, Mapping[str, Schema], tuple[str, ...]]] = {
     "/tokenize": ("text to token ids", TOKENIZE, ()),
     "/detokenize": ("token ids to text", DETOKENIZE, ("tokens",)),
 }
+
+
+def overview() -> Json:
+    """What `GET /` answers."""
+    endpoints = {f"GET {path}": what for path, what in GETS.items()}
+    endpoints |= {f"POST {path}": what for path, (what, _, _) in POSTS.items()}
+    return {"name": "kvarn", "version": __version__, "api": "OpenAI", "base_url": "/v1", "endpoints": endpoints}
 
 
 def document() -> Json:
@@ -58,8 +67,13 @@ def document() -> Json:
         "openapi": "3.1.0",
         "info": {"title": "kvarn", "version": __version__},
         "paths": paths,
-        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"key": []}, {}],
+        "components": {
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+        },
+        "security": [{"key": []}, {"header": []}, {}],
     }
 
 

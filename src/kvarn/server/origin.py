@@ -19,12 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.errors import KvarnError
 from kvarn.server.refusal import Refusal
+from kvarn.server.request_log import entry_of
 from kvarn.server.schema import show
 
 LOCAL = ("localhost", "host.docker.internal")  # names that only the machine itself, or its containers, resolve
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/@\\\[\]]+?)\.?(?::([0-9]*))?")
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)")
 NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")  # names of headers, in a list
+DEFAULT_HEADERS = "Authorization, Content-Type, X-Api-Key, X-Request-Id"
 PREFLIGHT_SECONDS = 600  # how long a browser may keep the answer to a preflight
 
 
@@ -62,8 +64,8 @@ class Sites:
             name = show(header if place is None else place.host)[1:-1]
             raise Refusal(
                 403,
-                f"the Host of this request, {name}, is not a known name of this server; --allowed-host {name} "
-                "makes it one",
+                f"the Host of this request, {name}, is not a known name of this server; whoever runs the server "
+                f"can allow it with --allowed-host {name}",
                 code="host_not_allowed",
             )
 
@@ -75,7 +77,8 @@ class Sites:
             shown = show(origin)[1:-1]
             raise Refusal(
                 403,
-                f"pages of the origin {shown} may not use this server; --cors-origin {shown} allows it",
+                f"pages of the origin {shown} may not use this server; whoever runs the server can allow it with "
+                f"--cors-origin {shown}",
                 code="origin_not_allowed",
             )
         return False
@@ -110,6 +113,7 @@ class OriginCheck:
             self._sites.check_host(host)
             readable = origin is not None and self._sites.check_origin(origin, host)
         except Refusal as refusal:
+            entry_of(scope).refused(refusal)
             await refusal.response()(scope, receive, send)
             return
         if origin is None or not readable:
@@ -126,7 +130,7 @@ def _readable_by(origin: str, send: Send) -> Send:
             message = {**message, "headers": list(message.get("headers", ()))}
             headers = MutableHeaders(raw=message["headers"])
             headers["Access-Control-Allow-Origin"] = origin
-            headers["Access-Control-Expose-Headers"] = "Retry-After, WWW-Authenticate"
+            headers["Access-Control-Expose-Headers"] = "Retry-After, WWW-Authenticate, X-Request-Id"
             headers.add_vary_header("Origin")
         await send(message)
 
@@ -137,8 +141,8 @@ def _preflight(origin: str, asked: Headers) -> Response:
     wanted = asked.get("access-control-request-headers", "")
     headers = {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-        "Access-Control-Allow-Headers": wanted if wanted and NAMES.fullmatch(wanted) else "Authorization, Content-Type",
+        "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
+        "Access-Control-Allow-Headers": wanted if wanted and NAMES.fullmatch(wanted) else DEFAULT_HEADERS,
         "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
         "Vary": "Origin, Access-Control-Request-Headers",
     }

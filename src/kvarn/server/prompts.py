@@ -16,6 +16,8 @@ from kvarn.text.tokenizer import Prompt
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
 
+EXCERPT = 2000  # tokens of each end of a prompt that can be in the log
+
 
 class Prompts:
     def __init__(self, llm: LLM) -> None:
@@ -59,6 +61,12 @@ class Prompts:
         self._check_ids(tokens, "tokens")
         return self._tokenizer.decode(tokens, special=True)
 
+    def excerpt(self, tokens: Sequence[int]) -> str:
+        """The text of a prompt for the log; of a long one, its beginning and its end."""
+        if len(tokens) <= 2 * EXCERPT:
+            return self.text(tokens)
+        return f"{self.text(tokens[:EXCERPT])} ... {self.text(tokens[-EXCERPT:])}"
+
     @cached_property
     def _longest_token(self) -> int:
         """In bytes."""
@@ -71,4 +79,15 @@ class Prompts:
 
     def _check_size(self, text: str) -> None:
         """Refuse a text that cannot fit before it is tokenized."""
-        self._llm.engine.check_length(len(text) // self._longest_token, at_least=True)
+        self.check_length(len(text) // self._longest_token, at_least=True)
+
+    def check_length(self, n_tokens: int, at_least: bool = False) -> None:
+        """Refuse a prompt of so many tokens (or more) if it leaves no room for an answer."""
+        longest = self._llm.cache.longest
+        if n_tokens >= longest:
+            raise Refusal(
+                400,
+                f"the prompt has {'at least ' if at_least else ''}{n_tokens:,} tokens and this server's context is "
+                f"{longest:,} tokens, prompt and answer together: shorten the prompt",
+                code="context_length_exceeded",
+            )

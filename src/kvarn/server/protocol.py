@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
-from kvarn.server.schema import Schema, problem, show
+from kvarn.server.request_id import sane
+from kvarn.server.schema import Schema, problem, same, show
 from kvarn.text.tokenizer import Prompt
 
 # Items take more memory than their text. Their separators are counted, also those in strings: a text with so many
@@ -19,6 +20,9 @@ from kvarn.text.tokenizer import Prompt
 MOST_CONTAINERS = 1 << 18  # { and [
 MOST_ITEMS = 1 << 20  # commas
 MOST_CHOICES = 128  # prompts times n of one call
+COMPLETION_TOKENS = 16  # OpenAI's default max_tokens of a completion; a chat may fill the context
+UNLIMITED = -1  # a max_tokens: as many as fit
+RANDOM = -1  # a seed: vLLM and llama.cpp draw one
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 Message = dict[str, Any]
@@ -31,11 +35,14 @@ class Call:
     chat: bool
     messages: list[Message]  # of a chat
     prompts: list[Prompt]  # of a completion
-    settings: dict[str, Any]  # arguments of SamplingParams, without max_tokens
-    max_tokens: int | None
+    settings: dict[str, Any]  # arguments of SamplingParams, without max_tokens; those that the request has
+    max_tokens: int | None  # None: not given
+    default_tokens: int | None  # if max_tokens is not given; None: as many as fit
     model: str | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # usage in every chunk
+    request_id: str | None
     cache_salt: str | None
     cache_priority: int
 
@@ -50,13 +57,12 @@ def chat_call(raw: bytes) -> Call:
     top = body.get("top_logprobs")
     if top and not body.get("logprobs"):
         raise Refusal(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    limits = {body[name] for name in ("max_tokens", "max_completion_tokens") if name in body}
+    limits = {int(body[name]) for name in ("max_tokens", "max_completion_tokens") if name in body}
     if len(limits) > 1:
         raise Refusal(400, "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     logprobs = int(top or 0) if body.get("logprobs") else None
-    return _call(
-        body, messages=[_message(m) for m in body["messages"]], logprobs=logprobs, limit=max(limits, default=0)
-    )
+    messages = [_message(m) for m in body["messages"]]
+    return _call(body, messages=messages, logprobs=logprobs, limit=max(limits, default=None))
 
 
 def completion_call(raw: bytes) -> Call:
@@ -64,7 +70,7 @@ def completion_call(raw: bytes) -> Call:
     prompts = _prompts(body["prompt"])
     if len(prompts) * int(body.get("n", 1)) > MOST_CHOICES:
         raise Refusal(400, f"{len(prompts)} prompts times n is more than {MOST_CHOICES}: split the call", "prompt")
-    limit = body.get("max_tokens", 0)
+    limit = int(body["max_tokens"]) if "max_tokens" in body else None
     logprobs = int(body["logprobs"]) if "logprobs" in body else None
     return _call(body, prompts=prompts, logprobs=logprobs, limit=limit)
 
@@ -98,7 +104,7 @@ def parse(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not JSON that can be read: {str(error)[:120]}") from None
     if not isinstance(body, dict):
-        raise Refusal(400, f"the body is {show(body)}; it must be an object")
+        raise Refusal(400, f"the body is {show(body)}; it must be an object", logged="the body must be an object")
     return body
 
 
@@ -114,9 +120,9 @@ def _checked(raw: bytes, table: Mapping[str, Schema], required: tuple[str, ...])
             raise Refusal(400, f"{name} is missing", name)
     for name, value in body.items():
         if name in table:
-            if message := problem(value, table[name], name):
-                raise Refusal(400, message, name)
-        elif name in NO_OPS and any(value == each and type(value) is type(each) for each in NO_OPS[name]):
+            if wrong := problem(value, table[name], name):
+                raise Refusal(400, wrong.message, name, logged=wrong.unquoted)
+        elif name in NO_OPS and any(same(value, each) for each in NO_OPS[name]):
             continue
         elif name not in HARMLESS:
             shown = show(name)[1:-1]
@@ -148,42 +154,53 @@ def _prompts(value: Any) -> list[Prompt]:
 def _call(
     body: dict[str, Any],
     logprobs: int | None,
-    limit: float,
+    limit: int | None,
     messages: list[Message] | None = None,
     prompts: list[Prompt] | None = None,
 ) -> Call:
-    stop = body.get("stop", ())
-    settings = {
-        **{name: float(body[name]) for name in NUMBERS if name in body},
-        "temperature": float(body.get("temperature", 1)),
-        "top_k": max(int(body.get("top_k", 0)), 0),
-        "n": int(body.get("n", 1)),
-        "seed": int(body["seed"]) if "seed" in body else None,
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-        "stop_token_ids": tuple(int(token) for token in body.get("stop_token_ids", ())),
-        "ignore_eos": bool(body.get("ignore_eos", False)),
-        "logit_bias": _bias(body.get("logit_bias", {})),
-        "logprobs": logprobs,
-    }
-    stream = bool(body.get("stream", False))
-    if "stream_options" in body and not stream:
+    stream, options = bool(body.get("stream", False)), body.get("stream_options", {})
+    if any(options.values()) and not stream:
         raise Refusal(400, "stream_options needs stream: true", "stream_options")
+    if "request_id" in body and not sane(body["request_id"]):
+        raise Refusal(400, "request_id has characters that a header cannot carry: use printable ASCII", "request_id")
+    chat = messages is not None
     return Call(
-        chat=messages is not None,
+        chat=chat,
         messages=messages or [],
         prompts=prompts or [],
-        settings=settings,
-        max_tokens=int(limit) or None,
+        settings=_settings(body, logprobs),
+        max_tokens=None if limit == UNLIMITED else limit,
+        default_tokens=None if chat or limit == UNLIMITED else COMPLETION_TOKENS,
         model=body.get("model"),
         stream=stream,
-        include_usage=bool(body.get("stream_options", {}).get("include_usage", False)),
+        include_usage=bool(options.get("include_usage")),
+        continuous_usage=bool(options.get("continuous_usage_stats")),
+        request_id=body.get("request_id"),
         cache_salt=body.get("cache_salt"),
         cache_priority=int(body.get("cache_priority", 0)),
     )
 
 
+def _settings(body: dict[str, Any], logprobs: int | None) -> dict[str, Any]:
+    """What is not given is left out, so that the model's own defaults hold."""
+    stop = body.get("stop", ())
+    settings: dict[str, Any] = {name: float(body[name]) for name in NUMBERS if name in body}
+    if "top_k" in body:
+        settings["top_k"] = max(int(body["top_k"]), 0)
+    return settings | {
+        "n": int(body.get("n", 1)),
+        "seed": None if body.get("seed", RANDOM) == RANDOM else int(body["seed"]),
+        "stop": tuple(each for each in ((stop,) if isinstance(stop, str) else stop) if each),
+        "stop_token_ids": tuple(int(token) for token in body.get("stop_token_ids", ())),
+        "ignore_eos": bool(body.get("ignore_eos", False)),
+        "logit_bias": _bias(body.get("logit_bias", {})),
+        "logprobs": logprobs,
+    }
+
+
 def _bias(value: Mapping[str, float]) -> dict[int, float]:
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) < 12):
-            raise Refusal(400, f"logit_bias has the key {show(key)}; keys are token ids", "logit_bias")
+            message = f"logit_bias has the key {show(key)}; keys are token ids"
+            raise Refusal(400, message, "logit_bias", logged="logit_bias: keys are token ids")
     return {int(key): float(bias) for key, bias in value.items()}

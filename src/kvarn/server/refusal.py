@@ -8,6 +8,8 @@ KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 
 
 class Refusal(Exception):
+    """`logged`: the message for the log, without text of a user; by default the message itself."""
+
     def __init__(
         self,
         status: int,
@@ -15,8 +17,10 @@ class Refusal(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        logged: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.logged = message if logged is None else logged
         self.status = status
         self.param = param
         self.code = code

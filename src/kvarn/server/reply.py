@@ -21,6 +21,7 @@ class Reply:
     chat: bool
     model: str
     token_bytes: TokenBytes
+    fingerprint: str | None = None  # changes if the bits of answers may change
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = ""
     _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice sent so far
@@ -59,7 +60,13 @@ class Reply:
         return {"index": index, "text": text, **end}
 
     def _head(self, kind: str) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
     # -- log-probabilities ---------------------------------------------------------------------------------------
 
@@ -105,3 +112,7 @@ def usage_of(explanations: Sequence[Explanation], n_tokens: int) -> Json:
         "total_tokens": prompt + n_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(each.reused for each in explanations)},
     }
+
+
+def usage_so_far(n_prompt: int, n_tokens: int) -> Json:
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_tokens, "total_tokens": n_prompt + n_tokens}

@@ -7,14 +7,20 @@ from typing import Any
 
 from kvarn.server.schema import Schema
 
-WORD: Schema = {"type": "string", "minLength": 1, "maxLength": 1024}
+STOP: Schema = {"type": "string", "maxLength": 1024, "description": "an empty text stops nothing"}
 TOKEN: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 IDS: Schema = {"type": "array", "items": TOKEN, "minItems": 1}
+FLAG: Schema = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
 
 SHARED: dict[str, Schema] = {
     "model": {"type": "string", "maxLength": 1024},
-    "max_tokens": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-    "temperature": {"type": "number", "minimum": 0, "maximum": 100, "default": 1},
+    "max_tokens": {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+            {"type": "integer", "enum": [-1], "description": "as many as fit"},
+        ]
+    },
+    "temperature": {"type": "number", "minimum": 0, "maximum": 100},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "top_k": {"type": "integer", "minimum": -1, "maximum": 2**31 - 1, "description": "0 and -1 are off"},
     "min_p": {"type": "number", "minimum": 0, "maximum": 1},
@@ -27,16 +33,26 @@ SHARED: dict[str, Schema] = {
         "maxProperties": 4096,
         "description": "token id -> added to its logit",
     },
-    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1, "description": "-1: a random one"},
     "n": {"type": "integer", "minimum": 1, "maximum": 128},
-    "stop": {"anyOf": [WORD, {"type": "array", "items": WORD, "maxItems": 16}]},
+    "stop": {"anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": 16}]},
     "stop_token_ids": {"type": "array", "items": TOKEN, "maxItems": 1024},
     "ignore_eos": {"type": "boolean"},
     "stream": {"type": "boolean"},
     "stream_options": {
         "type": "object",
-        "properties": {"include_usage": {"type": "boolean"}},
+        "properties": {
+            "include_usage": FLAG,
+            "continuous_usage_stats": {**FLAG, "description": "usage in every chunk"},
+            "include_obfuscation": {"enum": [False, None]},
+        },
         "additionalProperties": False,
+    },
+    "request_id": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 128,
+        "description": "id of the request, if the header X-Request-Id is not given: printable ASCII",
     },
     "cache_salt": {
         "type": "string",
@@ -52,6 +68,10 @@ SHARED: dict[str, Schema] = {
     },
 }
 
+ABSENT = (  # in messages that clients send back as they got them
+    *("function_call", "refusal", "audio", "parsed", "tool_call_id"),
+    *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+)
 NOTHING: Schema = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 PART: Schema = {
     "type": "object",
@@ -65,7 +85,7 @@ MESSAGE: Schema = {
         "role": {"enum": ["system", "developer", "user", "assistant"]},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]},
         "name": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        **{key: {"type": "null"} for key in ("function_call", "refusal", "audio")},
+        **{key: {"type": "null"} for key in ABSENT},
         **dict.fromkeys(("tool_calls", "annotations"), NOTHING),  # OpenAI's own answers have empty lists
     },
     "required": ["role", "content"],
@@ -121,16 +141,43 @@ NO_OPS: dict[str, list[Any]] = {  # fields that are not implemented, and the val
     "audio": [],
     "prediction": [],
     "web_search_options": [],
-    # vLLM's and llama.cpp's
+    # vLLM's
     "add_generation_prompt": [True],
-    "cache_prompt": [True],
+    "bad_words": [[]],
     "chat_template_kwargs": [{}],
     "continue_final_message": [False],
+    "documents": [[]],
+    "include_reasoning": [True],
     "include_stop_str_in_output": [False],
-    "length_penalty": [1, 1.0],
+    "length_penalty": [1],
     "min_tokens": [0],
+    "mm_processor_kwargs": [{}],
     "priority": [0],
+    "return_token_ids": [False],
+    "return_token_strs": [False],
+    "return_tokens_as_token_ids": [False],
     "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
     "use_beam_search": [False],
+    "vllm_xargs": [{}],
+    # llama.cpp's, also in LM Studio
+    "cache_prompt": [True],
+    "dry_multiplier": [0],
+    "dynatemp_range": [0],
+    "grammar": [""],
+    "id_slot": [-1],
+    "min_keep": [0],
+    "mirostat": [0],
+    "n_keep": [0],
+    "n_probs": [0],
+    "post_sampling_probs": [False],
+    "reasoning_format": ["none"],
+    "repeat_penalty": [1],
+    "return_progress": [False],
+    "t_max_predict_ms": [0],
+    "timings_per_token": [False],
+    "top_n_sigma": [-1],
+    "typical_p": [1],
+    "xtc_probability": [0],
 }
 HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they do not change the answer

@@ -6,7 +6,7 @@ raises AssertionError. Non-goals: references, formats, and everything else that 
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 Schema = Json
@@ -28,13 +28,30 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "exclusiveMinimum": ("above", lambda value, bound: value > bound),
 }
 SIZES: dict[str, tuple[str, Callable[[int, int], bool]]] = {
-    "minLength": ("at least {} characters", lambda size, bound: size >= bound),
-    "maxLength": ("at most {} characters", lambda size, bound: size <= bound),
-    "minItems": ("at least {} items", lambda size, bound: size >= bound),
-    "maxItems": ("at most {} items", lambda size, bound: size <= bound),
-    "maxProperties": ("at most {} entries", lambda size, bound: size <= bound),
+    "minLength": ("at least {} character", lambda size, bound: size >= bound),
+    "maxLength": ("at most {} character", lambda size, bound: size <= bound),
+    "minItems": ("at least {} item", lambda size, bound: size >= bound),
+    "maxItems": ("at most {} item", lambda size, bound: size <= bound),
+    "maxProperties": ("at most {} field", lambda size, bound: size <= bound),
 }
 INSIDE = {"items", "properties", "required", "additionalProperties", "propertyNames", "pattern"}
+
+
+class Problem(NamedTuple):
+    """What is wrong with a value: `temperature` `is -1` `it must be at least 0`."""
+
+    field: str
+    found: str
+    rule: str = ""
+
+    @property
+    def message(self) -> str:
+        return f"{self.field} {self.found}" + (f"; {self.rule}" if self.rule else "")
+
+    @property
+    def unquoted(self) -> str:
+        """Without the value, which may be a text of a user."""
+        return f"{self.field}: {self.rule}" if self.rule else self.message
 
 
 def nullable(schema: Schema) -> Schema:
@@ -44,40 +61,44 @@ def nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def problem(value: Any, schema: Schema, name: str) -> str | None:
-    """The first error, in one line; None if the value is valid."""
+def problem(value: Any, schema: Schema, name: str) -> Problem | None:
+    """The first error; None if the value is valid."""
     if "anyOf" in schema:
         errors = [problem(value, option, name) for option in schema["anyOf"]]
         if None in errors:
             return None
         fits = [e for e, o in zip(errors, schema["anyOf"], strict=True) if TYPES[o.get("type", "null")](value)]
-        return (fits or [f"{name} is {show(value)}; it must be {_kinds(schema)}"])[0]
+        return (fits or [_must_be(name, value, _kinds(schema))])[0]
     if "type" in schema and not TYPES[schema["type"]](value):
-        return f"{name} is {show(value)}; it must be {_kinds(schema)}"
+        return _must_be(name, value, _kinds(schema))
     for word, bound in schema.items():
         if (error := _wrong(value, word, bound, name)) is not None:
             return error
     return _inside(value, schema, name)
 
 
-def _wrong(value: Any, word: str, bound: Any, name: str) -> str | None:
+def _must_be(name: str, value: Any, rule: str) -> Problem:
+    return Problem(name, f"is {show(value)}", f"it must be {rule}")
+
+
+def _wrong(value: Any, word: str, bound: Any, name: str) -> Problem | None:
     if word == "enum":
-        if not any(value == each and type(value) is type(each) for each in bound):
-            return f"{name} is {show(value)}; it must be one of {', '.join(show(each) for each in bound)}"
+        if not any(same(value, each) for each in bound):
+            return _must_be(name, value, f"one of {', '.join(show(each) for each in bound)}")
     elif word in BOUNDS:
         words, holds = BOUNDS[word]
         if not holds(value, bound):
-            return f"{name} is {show(value)}; it must be {words} {bound}"
+            return _must_be(name, value, f"{words} {bound}")
     elif word in SIZES:
         words, fits = SIZES[word]
         if not fits(len(value), bound):
-            return f"{name} has {len(value)}; it must have {words.format(bound)}"
+            return Problem(name, f"has {len(value)}", f"it must have {words.format(bound)}{'s' * (bound != 1)}")
     elif word not in INSIDE and word not in ("type", "description", "default"):
         raise AssertionError(f"the tables use {word!r}, which is not checked")
     return None
 
 
-def _inside(value: Any, schema: Schema, name: str) -> str | None:
+def _inside(value: Any, schema: Schema, name: str) -> Problem | None:
     if isinstance(value, list) and "items" in schema:
         for i, item in enumerate(value):
             if error := problem(item, schema["items"], f"{name}[{i}]"):
@@ -86,13 +107,18 @@ def _inside(value: Any, schema: Schema, name: str) -> str | None:
         for key, item in value.items():
             inner = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
             if inner is False:
-                return f"{name}.{show(key)[1:-1]} is not implemented: leave it out"
+                return Problem(f"{name}.{show(key)[1:-1]}", "is not implemented: leave it out")
             if isinstance(inner, dict) and (error := problem(item, inner, f"{name}.{show(key)[1:-1]}")):
                 return error
         for key in schema.get("required", ()):
             if key not in value:
-                return f"{name}.{key} is missing"
+                return Problem(f"{name}.{key}", "is missing")
     return None
+
+
+def same(value: Any, other: Any) -> bool:
+    """Equal as JSON values: 1 is 1.0, but not true."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _kinds(schema: Schema) -> str:

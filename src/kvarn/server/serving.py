@@ -57,13 +57,18 @@ class Server(uvicorn.Server):
     """Uvicorn with our signal handlers, because its own raise the signals again after the shutdown."""
 
     def __init__(
-        self, service: Service, limits: ConnectionLimits, drain_seconds: float, started: Callable[[], None]
+        self,
+        service: Service,
+        limits: ConnectionLimits,
+        drain_seconds: float,
+        started: Callable[[], None],
+        interrupted: Callable[[], None],
     ) -> None:
         # Every install has h11 and asyncio. Naming them makes the server behave the same everywhere.
         super().__init__(
             uvicorn.Config(
                 service.app(),
-                http=partial(Connection, OpenConnections(limits)),  # type: ignore[arg-type] # it is only called
+                http=partial(Connection, OpenConnections(limits), service.log),  # type: ignore[arg-type] # it is only called
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -77,6 +82,7 @@ class Server(uvicorn.Server):
         self._service = service
         self._drain_seconds = drain_seconds
         self._started = started
+        self._interrupted = interrupted
         self._interrupts = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -95,6 +101,9 @@ class Server(uvicorn.Server):
             watchdog = threading.Timer(self._drain_seconds + GRACE_SECONDS, _end_process)
             watchdog.daemon = True
             watchdog.start()
+            if number == signal.SIGINT:
+                self._interrupted()
+            self._service.log.stopping(self._drain_seconds)
         self._service.draining = True
         self.should_exit = True
         self._interrupts += number == signal.SIGINT
@@ -108,6 +117,7 @@ class Server(uvicorn.Server):
 
 def _end_process() -> None:
     log.error("the server did not stop %g s after its drain time: it ends now", GRACE_SECONDS)
+    logging.shutdown()  # flushes
     os._exit(1)
 
 
@@ -117,10 +127,13 @@ def serve(
     limits: ConnectionLimits,
     drain_seconds: float,
     started: Callable[[], None],
+    interrupted: Callable[[], None] = lambda: None,
 ) -> None:
-    server = Server(service, limits, drain_seconds, started)
+    """Serve until a signal comes. `interrupted` is called at the first Ctrl-C, before anything is logged."""
+    server = Server(service, limits, drain_seconds, started, interrupted)
     try:
         server.run(sockets=[listening])
     finally:
         service.stop()
         listening.close()
+        service.log.close()

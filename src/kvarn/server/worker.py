@@ -57,7 +57,7 @@ class Ticket(Listener):
             text = job.texts[sample.index].take()
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if text or logprobs or sample.finish_reason:
-                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason))
+                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
@@ -65,9 +65,12 @@ class Ticket(Listener):
         if not self.submission.stream:
             for index, completion in enumerate(job.output().completions):
                 if completion.finish_reason != "cancelled":
-                    self.put(AnswerPart(index, completion.text, completion.logprobs, completion.finish_reason))
-        n_tokens = sum(sample.n_output for sample in job.request.samples)
-        self.put(Ended(n_tokens, explain(job.request), job.request.error))
+                    text, n = completion.text, len(completion.tokens)
+                    self.put(AnswerPart(index, text, completion.logprobs, completion.finish_reason, n))
+        request = job.request
+        n_tokens = sum(sample.n_output for sample in request.samples)
+        reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)
+        self.put(Ended(n_tokens, explain(request), request.error, reasons, request.timing.first_token_at))
 
     def put(self, update: Update) -> None:
         self._worker.post(self, update)
@@ -133,7 +136,7 @@ class Worker:
             while not self._stopping:
                 self._obey()
                 if self.engine.busy:
-                    self._runner.step()
+                    self._step()
                 self._send()
         except Exception as error:  # noqa: BLE001 (every call must get an error)
             log.error("the engine has failed: %s: %s", type(error).__name__, error)
@@ -144,6 +147,13 @@ class Worker:
             while not self._stopping:
                 self._commands.get()()
                 self._send()
+
+    def _step(self) -> None:
+        stats = self.engine.stats
+        before = stats.steps, stats.prefill_tokens + stats.decode_tokens
+        self._runner.step()
+        if stats.steps > before[0]:
+            self.metrics.stepped(stats.prefill_tokens + stats.decode_tokens - before[1])
 
     def _obey(self) -> None:
         """Run all commands in the queue. If the engine has no requests, wait for a command first."""

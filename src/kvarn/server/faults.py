@@ -1,0 +1,34 @@
+"""What a client is told when its request fails: the HTTP status of every error, and the entry in the log."""
+
+import logging
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from kvarn.errors import KvarnError, PromptTooLong, QueueFull
+from kvarn.server.refusal import Refusal
+from kvarn.server.request_log import entry_of
+
+log = logging.getLogger("kvarn")
+
+
+def fault(error: Exception, retry_after: int = 1) -> Refusal:
+    """The refusal that the client gets for an error."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, QueueFull):
+        return Refusal(429, str(error), code="queue_full", retry_after=retry_after)
+    if isinstance(error, PromptTooLong):  # its message speaks of flags, which are not the client's
+        message = "the prompt and its answer do not fit into this server's context: shorten the prompt"
+        return Refusal(400, message, code="context_length_exceeded")
+    if isinstance(error, KvarnError):
+        return Refusal(400, str(error))
+    log.error("a request failed: %s: %s", type(error).__name__, error)
+    return Refusal(500, f"the request failed: internal error of the server ({type(error).__name__})")
+
+
+def refuse(scope: Scope, error: Exception) -> Response:
+    """The error response. It is noted in the log."""
+    refusal = fault(error)
+    entry_of(scope).refused(refusal)
+    return refusal.response()

@@ -1,0 +1,141 @@
+"""The `openai` package: what a chat or a completion can ask for, and the rest of its API."""
+
+import asyncio
+
+import openai
+from pydantic import BaseModel
+from rows import ASKED, FOX, MODEL, answer, continued, refused, run, works
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+
+
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def chat(address: str, **fields: object) -> openai.types.chat.ChatCompletion:
+    given = {"model": MODEL, "messages": ASKED, "max_tokens": 8, "temperature": 0} | fields
+    return client(address).chat.completions.create(**given)
+
+
+def text(address: str, **fields: object) -> openai.types.Completion:
+    given = {"model": MODEL, "prompt": FOX, "max_tokens": 8, "temperature": 0} | fields
+    return client(address).completions.create(**given)
+
+
+def models(address: str) -> None:
+    (found,) = client(address).models.list()
+    assert (found.id, client(address).models.retrieve(MODEL).id) == (MODEL, MODEL)
+    assert found.created > 1_600_000_000
+
+
+def whole(address: str) -> None:
+    found = chat(address, max_tokens=20)
+    assert found.choices[0].message.content == answer(address)
+    assert found._request_id
+    assert found.system_fingerprint.startswith("kvarn-")
+    again = [*ASKED, found.choices[0].message.model_dump(), ASKED[0]]  # the message as it came
+    assert chat(address, messages=again).usage.prompt_tokens_details.cached_tokens > 20
+
+
+def completion(address: str) -> None:
+    assert text(address).choices[0].text == continued(address, 8)
+
+
+def stream(address: str) -> None:
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chat(address, stream=True, max_tokens=20)]
+    assert "".join(pieces) == answer(address)
+    assert len(pieces) > 5
+    assert "".join(chunk.choices[0].text for chunk in text(address, stream=True)) == continued(address, 8)
+
+
+def usage_in_stream(address: str) -> None:
+    chunks = list(chat(address, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage.completion_tokens == 8
+    each = list(text(address, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}))
+    assert [chunk.usage.completion_tokens for chunk in each][-2:] == [8, 8]
+
+
+def asynchronous(address: str) -> None:
+    async def play() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
+            asks = [client.completions.create(model=MODEL, prompt=FOX, max_tokens=4, temperature=0) for _ in range(4)]
+            return [answer.choices[0].text for answer in await asyncio.gather(*asks)]
+
+    assert asyncio.run(play()) == [continued(address, 4)] * 4
+
+
+def choices(address: str) -> None:
+    found = chat(address, n=3, seed=1, temperature=1.0, logprobs=True, top_logprobs=2, logit_bias={"7": -100})
+    assert len(found.choices) == 3
+    assert len(found.choices[0].logprobs.content[0].top_logprobs) == 2
+    assert chat(address, seed=5, temperature=1).choices == chat(address, seed=5, temperature=1).choices
+    assert chat(address, stop=[answer(address)[5:9]], max_tokens=20).choices[0].finish_reason == "stop"
+
+
+def forms(address: str) -> None:
+    parts = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    assert chat(address, messages=parts, max_completion_tokens=4, max_tokens=None).usage.completion_tokens == 4
+    assert len(text(address, prompt=[FOX, "The sea"]).choices) == 2
+    assert text(address, prompt=[504, 2365]).usage.prompt_tokens == 2
+    assert continued(address).startswith(text(address, logprobs=2).choices[0].logprobs.tokens[0])
+
+
+def harmless(address: str) -> None:
+    chat(address, service_tier="auto", prompt_cache_key="a", safety_identifier="b", parallel_tool_calls=True, user="c")
+    chat(address, model="gpt-4o", stop="", extra_body={"top_k": -1, "min_tokens": 0, "cache_prompt": True})
+    assert chat(address, max_tokens=-1, stop=[answer(address)[-3:]]).choices[0].finish_reason == "stop"
+
+
+def cancel(address: str) -> None:
+    with text(address, stream=True, max_tokens=500, extra_body={"ignore_eos": True}) as events:
+        next(iter(events))
+
+
+class City(BaseModel):
+    name: str
+
+
+def parse(address: str) -> None:
+    client(address).chat.completions.parse(model=MODEL, messages=ASKED, max_tokens=8, response_format=City)
+
+
+ROWS = [
+    works("models", models),
+    works("chat, its message sent back, cached tokens, request id", whole),
+    works("completion", completion),
+    works("stream of chats and completions", stream),
+    works("usage in streams, continuous_usage_stats", usage_in_stream),
+    works("AsyncOpenAI, 4 at a time", asynchronous),
+    works("n, seed, stop, logprobs, top_logprobs, logit_bias", choices),
+    works("developer role, text parts, several prompts, token ids, max_completion_tokens", forms),
+    works("fields that change nothing, any model name, max_tokens -1", harmless),
+    works("a stream closed early", cancel),
+    refused("tools", lambda a: chat(a, tools=[TOOL])),
+    refused("tool_choice", lambda a: chat(a, tool_choice={"type": "function", "function": {"name": "weather"}})),
+    refused("role tool", lambda a: chat(a, messages=[*ASKED, {"role": "tool", "content": "1", "tool_call_id": "x"}])),
+    refused("response_format json_object", lambda a: chat(a, response_format={"type": "json_object"})),
+    refused("response_format json_schema", lambda a: chat(a, response_format=SCHEMA)),
+    refused("chat.completions.parse", parse),
+    refused("vision", lambda a: chat(a, messages=[{"role": "user", "content": [IMAGE]}])),
+    refused("audio", lambda a: chat(a, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})),
+    refused("reasoning_effort", lambda a: chat(a, reasoning_effort="high")),
+    refused("verbosity", lambda a: chat(a, verbosity="high")),
+    refused("prediction", lambda a: chat(a, prediction={"type": "content", "content": "x"})),
+    refused("web_search_options", lambda a: chat(a, web_search_options={})),
+    refused("echo", lambda a: text(a, echo=True)),
+    refused("suffix", lambda a: text(a, suffix="end")),
+    refused("best_of", lambda a: text(a, best_of=2)),
+    refused("responses", lambda a: client(a).responses.create(model=MODEL, input="Hi")),
+    refused("embeddings", lambda a: client(a).embeddings.create(model=MODEL, input="Hi")),
+    refused("moderations", lambda a: client(a).moderations.create(input="Hi")),
+    refused("files", lambda a: client(a).files.list()),
+]
+
+if __name__ == "__main__":
+    run(("openai",), ROWS)

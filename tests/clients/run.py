@@ -1,0 +1,136 @@
+"""Real clients against a real server: starts `kvarn serve`, runs each client, writes docs/clients.md.
+
+    python tests/clients/run.py [NAME ...]
+
+`make test-clients` makes the environments first. Each client runs in its own environment and process. The exit
+status is 1 if a row that should work does not, or if a refusal is not a 400 or 404 that says why. With names only
+those clients run, and nothing is written.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / "build" / "clients"
+SECONDS = 600  # for one client
+HEAD = """# Clients
+
+Programs and libraries that were run against `kvarn serve -m smollm2`, with kvarn {version}. This
+page is written by `make test-clients`, which fails if something that works here stops working.
+
+"Refused" means: the server answers with status 400 or 404 and an error in OpenAI's format that says
+what is not implemented. Nothing is silently ignored. The messages are those of the server's log.
+
+"""
+
+
+class Client(NamedTuple):
+    title: str
+    module: str
+    environment: str = "main"
+    note: str = ""
+
+
+CLIENTS = [
+    Client("openai", "openai_sdk"),
+    Client("langchain-openai", "langchain_sdk"),
+    Client("llm (command line)", "llm_cli"),
+    Client("litellm", "litellm_sdk", "litellm"),
+    Client("instructor", "instructor_sdk"),
+    Client("pydantic-ai", "pydantic_ai_sdk"),
+    Client("openai-agents", "openai_agents"),
+    Client("outlines (`from_openai`)", "outlines_sdk"),
+    Client("guidance (`models.OpenAI`)", "guidance_sdk"),
+    Client("anthropic", "anthropic_sdk"),
+    Client("ollama", "ollama_sdk"),
+    Client("httpx, aiohttp, curl", "plain_http"),
+    Client(
+        "guidellm",
+        "guidellm_cli",
+        "guidellm",
+        "without torch, which it needs only to read its prompts: a small module takes the place of torch's DataLoader",
+    ),
+    Client("Prometheus", "prometheus_server"),
+]
+
+
+def run_client(client: Client, address: str, log: Path) -> list[dict]:
+    python = ENVIRONMENTS / client.environment / "bin" / "python"
+    command = [str(python), str(HERE / f"{client.module}.py"), address, str(log)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"versions"')]
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        rows.append({"row": "all", "expected": "works", "result": "fault", "how": said, "versions": {}})
+    for row in rows:
+        mark = {"works": "ok", "refused": "ok, refused", "fault": "FAULT"}[row["result"]]
+        print(f"{client.title:<28} {mark:<12} {row['row']}{': ' + row['how'] if mark != 'ok' else ''}", flush=True)
+    return rows
+
+
+def page(results: dict[Client, list[dict]], version: str) -> str:
+    lines = [HEAD.format(version=version), "| client | version | works | refused |\n|---|---|---|---|\n"]
+    for client, rows in results.items():
+        worked, said_no = ([row["row"] for row in rows if row["result"] == kind] for kind in ("works", "refused"))
+        versions = ", ".join(rows[0]["versions"].values())
+        lines.append(f"| {client.title} | {versions} | {len(worked) or ''} | {'; '.join(said_no)} |\n")
+    for client, rows in results.items():
+        lines.append(f"\n## {client.title}\n\n{section(client, rows)}")
+    return "".join(lines)
+
+
+def section(client: Client, rows: list[dict]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in rows[0]["versions"].items())
+    parts = [fill(f"{versions}; {client.note}." if client.note else f"{versions}.", 100) + "\n"]
+    if worked := [row["row"] for row in rows if row["result"] == "works"]:
+        parts.append("Works:\n\n" + "".join(f"- {name}\n" for name in worked))
+    if said_no := [row for row in rows if row["result"] == "refused"]:
+        table = "".join(f"| {row['row']} | {row['how']} |\n" for row in said_no)
+        parts.append(f"| refused | status and message |\n|---|---|\n{table}")
+    return "\n".join(parts)
+
+
+def main(names: list[str]) -> int:
+    chosen = [client for client in CLIENTS if not names or client.module in names]
+    kvarn = [sys.executable, "-m", "kvarn"]
+    version = subprocess.run([*kvarn, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        flags = ("-m", "smollm2", "-c", "2048", "--port", "0", "--log-format", "json", "--metrics-prefix", "vllm")
+        with log.open("w") as errors:
+            server = subprocess.Popen([*kvarn, "serve", *flags], stderr=errors)
+        try:
+            address = started(server, log)
+            results = {client: run_client(client, address, log) for client in chosen}
+        finally:
+            server.terminate()
+            server.wait()
+    faults = [row for rows in results.values() for row in rows if row["result"] == "fault"]
+    rows = sum(map(len, results.values()))
+    if not faults and not names:
+        (ROOT / "docs" / "clients.md").write_text(page(results, version))
+    print(f"{rows - len(faults)} passed, {len(faults)} failed")
+    return 1 if faults else 0
+
+
+def started(server: subprocess.Popen, log: Path) -> str:
+    """The address, when the server is there."""
+    while True:
+        try:
+            server.wait(0.1)
+        except subprocess.TimeoutExpired:
+            lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"time"')]
+            if lines:
+                return lines[0]["address"].removesuffix("/v1")
+        else:
+            sys.exit(f"the server did not start: {log.read_text()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
