@@ -113,7 +113,7 @@ def test_explanations_for_every_reason(reason: Reason | None) -> None:
     when = 1763280000.123456 if reason is Reason.EVICTED else None
     limit = None if reason is None else ReuseLimit(reason, 6, when=when, **theirs)
     explained = to_json(replace(EXPLAINED, limit=limit), lambda tokens: "text" * len(tokens))
-    head = {"id": "cmpl-1", "created": 1, "model": "m"}
+    head = {"id": "cmpl-1", "request_id": "r1", "created": 1, "model": "m"}
     validator("explain").validate(head | explained)
     validator("explain").validate(head | {"prompts": [explained]})
     if not theirs:
