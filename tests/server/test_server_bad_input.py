@@ -116,7 +116,7 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "tools": (CHAT, chat(tools=[{"type": "function"}]), 400, "tools is not implemented here: leave it out"),
     "JSON mode": (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format is not implemented here"),
     "best_of": (TEXT, text(best_of=2), 400, "best_of is not implemented here"),
-    "echo": (TEXT, text(echo=True), 400, "echo is not implemented here"),
+    "echo of a chat": (CHAT, chat(echo=True), 400, "echo is not implemented here"),
     "suffix": (TEXT, text(suffix="end"), 400, "suffix is not implemented here"),
     "an invention": (TEXT, text(frobnicate=0), 400, "frobnicate is not implemented here: leave it out"),
     "a long invention": (TEXT, text(**{"x" * 9000: 0}), 400, "is not implemented here: leave it out"),

@@ -151,3 +151,33 @@ def test_closing_a_stream_frees_its_blocks(tiny: openai.OpenAI) -> None:
         if not tiny.get("../kvarn/cache", cast_to=dict)["sequences"]:
             break
     assert tiny.get("../kvarn/cache", cast_to=dict)["blocks"]["used"] == 0
+
+
+def test_echo_gives_the_prompt_and_its_logprobs(tiny: openai.OpenAI) -> None:
+    """As lm-eval asks for the likelihood of a text: the logprobs of a text's tokens do not depend on where the prompt
+    ends."""
+    text = "ab of the night, cd and a fox"
+    whole = tiny.completions.create(model="tiny", prompt=text, echo=True, logprobs=2, max_tokens=1, temperature=0)
+    choice = whole.choices[0]
+    assert choice.text.startswith(text)
+    found = choice.logprobs
+    assert "".join(found.tokens[: whole.usage.prompt_tokens]) == text
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == whole.usage.total_tokens
+    assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+    assert all(1 <= len(top) <= 2 for top in found.top_logprobs[1:]), "bytes that are no text look alike"
+    ids = tiny.post("/../tokenize", body={"prompt": text}, cast_to=object)["tokens"]
+    for n in (1, 9, len(ids) - 1):
+        part = tiny.completions.create(model="tiny", prompt=ids[:n], echo=True, logprobs=2, max_tokens=1)
+        assert part.choices[0].logprobs.token_logprobs[:n] == found.token_logprobs[:n]
+    chunks = tiny.completions.create(
+        model="tiny", prompt=[text, "x"], echo=True, logprobs=2, max_tokens=3, temperature=0, stream=True, n=2
+    )
+    texts, logprobs = [""] * 4, [[] for _ in range(4)]
+    for chunk in chunks:
+        for each in chunk.choices:
+            texts[each.index] += each.text
+            logprobs[each.index] += each.logprobs.token_logprobs
+    assert [each.startswith(text) for each in texts] == [True, True, False, False]
+    assert logprobs[0][: len(ids)] == logprobs[1][: len(ids)] == found.token_logprobs[: len(ids)]
+    plain = tiny.completions.create(model="tiny", prompt=text, echo=True, max_tokens=1, temperature=0)
+    assert (plain.choices[0].text, plain.choices[0].logprobs) == (choice.text, None)

@@ -134,10 +134,14 @@ class Service:
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         salt = caller.salted(call.cache_salt)
-        prompts = [self._prompts.chat(call.messages)] if call.chat else [self._prompts.plain(p) for p in call.prompts]
-        return [self._submission(prompt, call, salt) for prompt in prompts]
+        if call.chat:
+            return [self._submission(self._prompts.chat(call.messages), call, salt)]
+        return [
+            self._submission(tokens, call, salt, self._prompts.echoed(prompt) if call.echo else "")
+            for prompt, tokens in ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
+        ]
 
-    def _submission(self, prompt: list[int], call: Call, salt: bytes) -> Submission:
+    def _submission(self, prompt: list[int], call: Call, salt: bytes, echo: str = "") -> Submission:
         self._prompts.check_length(len(prompt))
         context = self.llm.cache.longest
         room, max_tokens = context - len(prompt), call.max_tokens
@@ -152,7 +156,7 @@ class Service:
                 "context_length_exceeded",
             )
         params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
-        return Submission(prompt, params, salt, call.cache_priority, call.stream)
+        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo)
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)

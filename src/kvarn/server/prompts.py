@@ -61,6 +61,10 @@ class Prompts:
         self._check_ids(tokens, "tokens")
         return self._tokenizer.decode(tokens, special=True)
 
+    def echoed(self, prompt: Prompt) -> str:
+        """The text of a prompt for its own caller."""
+        return prompt if isinstance(prompt, str) else self.text(prompt)
+
     def excerpt(self, tokens: Sequence[int]) -> str:
         """The text of a prompt for the log; of a long one, its beginning and its end."""
         if len(tokens) <= 2 * EXCERPT:

@@ -40,6 +40,7 @@ class Call:
     default_tokens: int | None  # if max_tokens is not given; None: as many as fit
     model: str | None
     stream: bool
+    echo: bool  # the prompt comes first in the answer
     include_usage: bool
     continuous_usage: bool  # usage in every chunk
     request_id: str | None
@@ -173,6 +174,7 @@ def _call(
         default_tokens=None if chat or limit == UNLIMITED else COMPLETION_TOKENS,
         model=body.get("model"),
         stream=stream,
+        echo=bool(body.get("echo")),
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
         request_id=body.get("request_id"),
@@ -195,6 +197,7 @@ def _settings(body: dict[str, Any], logprobs: int | None) -> dict[str, Any]:
         "ignore_eos": bool(body.get("ignore_eos", False)),
         "logit_bias": _bias(body.get("logit_bias", {})),
         "logprobs": logprobs,
+        "prompt_logprobs": logprobs if body.get("echo") else None,
     }
 
 

@@ -1,5 +1,6 @@
 """The formats of OpenAI's answers: whole answers, and chunks of a stream. Non-goals: waiting, HTTP."""
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -94,14 +95,21 @@ class Reply:
         self._offsets[index] = offset
         tops = [
             {self.token_bytes(token).decode("utf-8", "replace"): max(p, LEAST) for token, p in entry.top}
+            if not math.isnan(entry.logprob)
+            else None
             for entry in entries
         ]
         return {
             "tokens": tokens,
-            "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
+            "token_logprobs": [_or_null(entry.logprob) for entry in entries],
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+
+def _or_null(logprob: float) -> float | None:
+    """NaN stands for the first token of a prompt, which no token predicts."""
+    return None if math.isnan(logprob) else max(logprob, LEAST)
 
 
 def usage_of(explanations: Sequence[Explanation], n_tokens: int) -> Json:

@@ -108,6 +108,7 @@ COMPLETION: dict[str, Schema] = {
         ]
     },
     **SHARED,
+    "echo": {"type": "boolean", "description": "the answer begins with the prompt; logprobs are of both"},
     "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
 }
 

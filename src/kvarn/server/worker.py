@@ -8,6 +8,7 @@ and /health reports the failure.
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 from collections import deque
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from kvarn.engine.engine import Event
 from kvarn.engine.explain import explain
 from kvarn.engine.params import SamplingParams
-from kvarn.jobs.job import Job, Listener
+from kvarn.jobs.job import Job, Listener, TokenLogprob
 from kvarn.llm import LLM
 from kvarn.server.inbox import AnswerPart, Ended, Inbox, Update
 from kvarn.server.metrics import Metrics
@@ -38,6 +39,7 @@ class Submission(NamedTuple):
     salt: bytes
     priority: int
     stream: bool
+    echo: str = ""  # the answer begins with this text
 
 
 class Ticket(Listener):
@@ -56,6 +58,8 @@ class Ticket(Listener):
         if self.submission.stream:
             text = job.texts[sample.index].take()
             logprobs = job.logprobs.get(sample.index, [])[-1:]
+            if sample.n_output == 1:
+                text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
             if text or logprobs or sample.finish_reason:
                 self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output))
 
@@ -65,8 +69,9 @@ class Ticket(Listener):
         if not self.submission.stream:
             for index, completion in enumerate(job.output().completions):
                 if completion.finish_reason != "cancelled":
-                    text, n = completion.text, len(completion.tokens)
-                    self.put(AnswerPart(index, text, completion.logprobs, completion.finish_reason, n))
+                    text, n = self.submission.echo + completion.text, len(completion.tokens)
+                    logprobs = _of_prompt(job) + completion.logprobs
+                    self.put(AnswerPart(index, text, logprobs, completion.finish_reason, n))
         request = job.request
         n_tokens = sum(sample.n_output for sample in request.samples)
         reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)
@@ -78,6 +83,12 @@ class Ticket(Listener):
     def deliver(self, update: Update) -> None:
         """Called on the event loop."""
         self._inbox.put(self._which, update)
+
+
+def _of_prompt(job: Job) -> list[TokenLogprob]:
+    """The log-probabilities of the prompt, if they were asked for. The first token has none."""
+    found = job.output().prompt_logprobs or []
+    return [each or TokenLogprob(job.request.prompt[0], math.nan, ()) for each in found]
 
 
 class Worker:
