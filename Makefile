@@ -32,7 +32,7 @@ test-clients: $(STAMP) $(CLIENTS)/.installed
 	@$(BIN)/python tests/clients/run.py $(ARGS)
 
 $(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
-	@for name in main litellm guidellm; do \
+	@for name in main litellm guidellm lm_eval; do \
 	  echo "installing clients into $(CLIENTS)/$$name"; \
 	  test -x $(CLIENTS)/$$name/bin/python || $(PYTHON) -m venv $(CLIENTS)/$$name; \
 	  $(CLIENTS)/$$name/bin/python -m pip install -q --disable-pip-version-check -r tests/clients/requirements/$$name.txt || exit 1; done

@@ -25,7 +25,7 @@ from kvarn.backends.cpu import Cpu
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.plan import CacheConfig
-from kvarn.engine.params import SamplingParams
+from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.sampling import History, log_softmax, make_sampler
 from kvarn.graph.ops import Llama3Scaling, Rope, YarnScaling
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
@@ -97,7 +97,8 @@ def sampling() -> dict[str, str]:
     for i, size in enumerate((11, 1000, 49_152, 151_936)):
         rows = (draw((4, size)) * 4).astype(np.float32)
         for settings in (dict(top_p=0.9), dict(top_k=40, min_p=0.02), dict(frequency_penalty=0.5, top_p=0.99)):
-            sample = make_sampler(SamplingParams(temperature=1.1, seed=i, logprobs=3, **settings), i, size)
+            params = SamplingParams(temperature=1.1, seed=i, logprobs=3, **settings).with_defaults(TEXT_DEFAULTS)
+            sample = make_sampler(params, i, size)
             for at, row in enumerate(rows):
                 sampled = sample(row, History(list(range(5 + at)), 5), 0)
                 tokens.append(sampled.token)

@@ -164,7 +164,7 @@ def test_a_closed_model_ends_its_tasks(llm: AsyncLLM) -> None:
                 break
         with pytest.raises(KvarnError, match="closed"):
             await task
-        with pytest.raises(KvarnError, match="this LLM is closed"):
+        with pytest.raises(KvarnError, match="this AsyncLLM is closed"):
             await llm.generate(PROMPTS[0])
 
     asyncio.run(main())

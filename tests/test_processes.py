@@ -70,7 +70,7 @@ def test_a_process_forked_in_the_middle_of_a_step(model: Path) -> None:
 
     llm.engine.program.run = forking
     llm.generate("ab", SHORT)
-    assert "called from inside a step" in results[0]
+    assert "in the middle of a step" in results[0]
 
 
 def test_the_pool_refuses_a_forked_process(model: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from support.serving import tiny_model
 from support.tiny_files import write_hf
 
 from kvarn import LLM, AsyncLLM, KvarnError, SamplingParams
+from kvarn.engine import engine
 from kvarn.engine.engine import Engine
 from kvarn.engine.explain import explain, in_words
 from kvarn.engine.params import chat_defaults
 from kvarn.engine.sampling import log_softmax
-from kvarn.engine.scheduler import MOST_ROWS
+from kvarn.engine.scheduler import MOST_ROWS, MOST_ROWS_WHILE_DECODING, Scheduler, Work
 from kvarn.engine.scoring import score
+from kvarn.errors import BadLogits
 from kvarn.jobs.job import Completion, Output, TokenLogprob
 from kvarn.jobs.pieces import Piece
 from kvarn.loading.checkpoint import open_checkpoint
@@ -62,11 +65,49 @@ def test_a_conversation_is_a_text_or_messages_or_several(llm: LLM) -> None:
     idle(llm)
 
 
-@pytest.mark.parametrize("wrong", [5, None, b"ab", {"role": "user"}, [], ["ab", 5], [["ab"]], [{"content": "x"}]])
+NOT_CONVERSATIONS = {
+    "a number": 5,
+    "nothing": None,
+    "bytes": b"ab",
+    "a message": {"role": "user"},
+    "no message": [],
+    "a text and a number": ["ab", 5],
+    "a list in a list": [["ab"]],
+    "no role": [{"content": "x"}],
+    "no content": [{"role": "user"}],
+    "content of nothing": [{"role": "user", "content": None}],
+    "an image": [{"role": "user", "content": [{"type": "image_url"}]}],
+}
+
+
+@pytest.mark.parametrize("wrong", NOT_CONVERSATIONS.values(), ids=NOT_CONVERSATIONS)
 def test_what_is_no_conversation_is_refused(llm: LLM, wrong: object) -> None:
     with pytest.raises(KvarnError, match=r"conversation|message"):
         llm.chat(wrong)  # type: ignore[call-overload]
     idle(llm)
+
+
+def test_text_parts_are_joined(llm: LLM) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]}]
+    assert llm.render(parts) == llm.render("ab\ncd")
+
+
+@pytest.mark.parametrize("wrong", [{"prompt": "ab"}, {1, 2}, [True, False], 5, b"ab", [b"ab"]], ids=str)
+def test_what_is_no_prompt_is_refused(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(KvarnError, match="give text"):
+        llm.generate(wrong)
+    idle(llm)
+
+
+def test_several_prompts_in_any_form(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    texts = [output.text for output in llm.generate(["ab", "cd"], max_tokens=3)]
+    assert [output.text for output in llm.generate((text for text in ("ab", "cd")), max_tokens=3)] == texts
+    assert llm.generate(np.array([97, 98]), max_tokens=3)[0].tokens == llm.generate([97, 98], max_tokens=3)[0].tokens
+    with pytest.raises(KvarnError, match="prompt 1 of 2, counted from 0: the prompt is empty"):
+        llm.generate(["ab", []])
+    with pytest.raises(KvarnError, match="use stream_batch"):
+        llm.stream(["ab", "cd"])  # type: ignore[arg-type]
 
 
 def test_streams_give_the_answers_of_generate(llm: LLM) -> None:
@@ -92,8 +133,10 @@ def test_a_stream_that_is_left_dropped_or_closed_frees_what_it_held(llm: LLM) ->
     with llm.stream("ab", ignore_eos=True) as stream:
         next(stream)
         assert llm.engine.busy
+        assert stream.output.finish_reason is None, "it is being computed"
     idle(llm)
     assert stream.output.finish_reason == "cancelled"
+    assert list(stream) == [], "a closed stream has no more pieces"
     with pytest.raises(KvarnError, match="n is 2: use stream_batch"):
         llm.stream("ab", n=2)
 
@@ -127,10 +170,44 @@ def test_async_streams_and_chats(llm: LLM) -> None:
         assert "".join([piece async for piece in one]) == one.output.text == llm.chat("ab", max_tokens=9, top_k=1).text
         both = await model.chat(["ab", "cd"], max_tokens=3)
         assert len(both) == 2
-        assert repr(model).startswith("AsyncLLM('tiny'")
+        assert repr(model).startswith(f"AsyncLLM({llm.name!r}")
         model.close()
 
     asyncio.run(main())
+
+
+def test_an_async_stream_that_is_closed_while_it_starts(llm: LLM) -> None:
+    async def main() -> None:
+        model = AsyncLLM(llm)
+        stream = model.stream_batch(PROMPTS, DRAWN)
+        reading = asyncio.create_task(anext(stream, None))
+        await asyncio.sleep(0)  # it has begun to start its requests
+        with pytest.raises(KvarnError, match="being read by another task"):
+            await anext(stream)
+        await stream.aclose()
+        assert await reading is None
+        while llm.runner.busy:
+            await asyncio.sleep(0.001)
+        idle(llm)
+        with pytest.raises(KvarnError, match="the model is loaded already: context"):
+            AsyncLLM(llm, context=64)
+
+    asyncio.run(main())
+
+
+def test_an_llm_outlives_the_async_llm_that_was_given_it(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as model:
+            unfinished = asyncio.create_task(model.generate("ab", max_tokens=300, ignore_eos=True))
+            while not llm.engine.busy:
+                await asyncio.sleep(0.001)
+        with pytest.raises(KvarnError, match="this AsyncLLM is closed"):
+            await unfinished
+        with pytest.raises(KvarnError, match="this AsyncLLM is closed"):
+            await model.generate("ab")
+
+    asyncio.run(main())
+    assert len(llm.generate("ab", max_tokens=2)[0].tokens) == 2
 
 
 def test_an_output_holds_its_prompt(llm: LLM) -> None:
@@ -186,6 +263,11 @@ def test_what_a_processor_returns_is_checked(llm: LLM, process: Any, message: st
     with pytest.raises(KvarnError, match=message):
         llm.generate("ab", logits_processors=[process])
     idle(llm)
+    with pytest.raises(KvarnError, match="the logits processor <lambda> called exit"):
+        llm.generate("ab", logits_processors=[lambda tokens, logits: sys.exit(3)])
+    with pytest.raises(KvarnError, match="may not call it"):
+        llm.generate("ab", logits_processors=[lambda tokens, logits: llm.generate("cd")])  # type: ignore[list-item]
+    idle(llm)
     with pytest.raises(KvarnError, match=r"logits_processors is .*; it must be a list of functions"):
         SamplingParams(logits_processors=[5])  # type: ignore[list-item]
 
@@ -228,6 +310,38 @@ def test_prompt_logprobs_do_not_depend_on_chunks_batch_or_preemption(model: Path
         idle(tight)
 
 
+def test_a_step_has_few_rows_of_prompts_whatever_asks_for_them(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients can ask for log-probabilities of long prompts; the others must not wait long."""
+    steps: list[tuple[int, bool]] = []
+    choose = Scheduler.schedule
+
+    def schedule(self: Scheduler) -> list[Work]:
+        work = choose(self)
+        rows = sum(each.n_rows for each in work if each.n > 1 and not each.decodes)
+        steps.append((rows, any(each.decodes for each in work)))
+        return work
+
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
+    wide = LLM(llm.name, cache="paged", max_seqs=8, context=320)
+    outputs = wide.generate([LONG[:200]] * 6 + ["ab"], [SamplingParams(prompt_logprobs=0)] * 6 + [SamplingParams()])
+    assert len({tuple(output.prompt_logprobs or ()) for output in outputs[:6]}) == 1
+    assert max(rows for rows, decodes in steps) == MOST_ROWS
+    assert max(rows for rows, decodes in steps if decodes) == MOST_ROWS_WHILE_DECODING
+
+
+def test_damaged_weights_fail_the_request_that_asks_for_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def report(*args: Any) -> int:
+        raise BadLogits("the model's largest logit is nan")
+
+    monkeypatch.setattr(engine, "likeliest_token", report)
+    other = llm.start("ab", SamplingParams(max_tokens=4, ignore_eos=True))
+    with pytest.raises(BadLogits):
+        llm.generate(LONG, prompt_logprobs=0)
+    llm.runner.wait(other)
+    assert len(other.output().tokens) == 4
+    idle(llm)
+
+
 @pytest.mark.parametrize("cache", ["contiguous", "paged", "sinks"])
 def test_a_conversation_with_prompt_logprobs(model: Path, cache: str) -> None:
     llm = LLM(model, cache=cache, context=128, max_seqs=1)
@@ -259,6 +373,21 @@ def test_an_error_in_a_step_with_prompt_rows_leaves_each_row_once(llm: LLM, monk
     for job in others:
         llm.runner.cancel(job)
     idle(llm)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_tokens": True}, {"ignore_eos": "yes"}, {"logit_bias": {1: 10**400}}], ids=str
+)
+def test_settings_of_a_wrong_type_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(KvarnError, match="it must be"):
+        SamplingParams(**settings)
+
+
+def test_a_seed_may_be_an_integer_of_numpy(llm: LLM) -> None:
+    drawn = [
+        llm.generate("ab", seed=seed, temperature=1, max_tokens=4)[0].tokens for seed in (3, np.int64(3), np.uint8(3))
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
 
 
 # -- defaults --------------------------------------------------------------------------------------------------------

@@ -23,13 +23,14 @@ from kvarn.engine.engine import Event
 from kvarn.engine.params import SamplingParams, with_settings
 from kvarn.errors import KvarnError
 from kvarn.jobs.background import Background
-from kvarn.jobs.batch import Conversation, OneOrEach, is_one_conversation, paired, prompts_of
+from kvarn.jobs.batch import Messages, OneOrEach, is_one_conversation, paired, prompts_of
 from kvarn.jobs.job import Job, Listener, Output
 from kvarn.jobs.pieces import Piece, Pieces
 from kvarn.llm import LLM, one_answer
 from kvarn.text.tokenizer import Prompt
 
 Pairs = Sequence[tuple[Prompt, SamplingParams]]
+_CLOSED = "this AsyncLLM is closed: make another one"
 
 
 class AsyncLLM:
@@ -37,7 +38,12 @@ class AsyncLLM:
     `await asyncio.to_thread(AsyncLLM, ...)`."""
 
     def __init__(self, model: LLM | str | Path = "smollm2", **settings: Any) -> None:
+        if isinstance(model, LLM) and settings:
+            raise KvarnError(f"the model is loaded already: {', '.join(settings)} cannot be set")
         self.llm = model if isinstance(model, LLM) else LLM(model, **settings)
+        self._owns = not isinstance(model, LLM)
+        self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+        self._closed = False
         self._background = Background(self.llm.runner)
         self._stop = weakref.finalize(self, self._background.stop)
 
@@ -63,11 +69,9 @@ class AsyncLLM:
         return AsyncBatchStream(self, paired(prompts_of(prompts), params, settings))
 
     @overload
-    async def chat(self, messages: Conversation, params: SamplingParams | None = None, **settings: Any) -> Output: ...
+    async def chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Output: ...
     @overload
-    async def chat(
-        self, messages: Sequence[Conversation], params: OneOrEach = None, **settings: Any
-    ) -> list[Output]: ...
+    async def chat(self, messages: Sequence[Messages], params: OneOrEach = None, **settings: Any) -> list[Output]: ...
     async def chat(self, messages: Any, params: Any = None, **settings: Any) -> Output | list[Output]:
         """Answer a conversation with the model's chat template: a text, or [{"role": "user", "content": "..."}]. A list
         of conversations gives a list of outputs."""
@@ -76,15 +80,13 @@ class AsyncLLM:
         outputs = await self._generate(pairs)
         return outputs[0] if alone else outputs
 
-    def stream_chat(
-        self, messages: Conversation, params: SamplingParams | None = None, **settings: Any
-    ) -> "AsyncStream":
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> "AsyncStream":
         """The answer to one conversation, piece by piece."""
         chosen = one_answer(with_settings(params, settings))
         render = partial(asyncio.to_thread, self._rendered, [messages], chosen, {})
         return AsyncStream(AsyncBatchStream(self, [], render))
 
-    def _rendered(self, conversations: Sequence[Conversation], params: OneOrEach, settings: Mapping[str, Any]) -> Pairs:
+    def _rendered(self, conversations: Sequence[Messages], params: OneOrEach, settings: Mapping[str, Any]) -> Pairs:
         prompts: list[Prompt] = [self.llm.render(each) for each in conversations]
         return [(prompt, self.llm.for_chat(chosen)) for prompt, chosen in paired(prompts, params, settings)]
 
@@ -101,9 +103,16 @@ class AsyncLLM:
         return [job.output() for job in jobs]
 
     def close(self) -> None:
-        """Wait for the step under way and stop. Unfinished requests and later calls raise an error."""
+        """Wait for the step under way and stop. Unfinished requests and later calls raise an error. An LLM that was
+        given stays open."""
+        if self._closed:
+            return
+        self._closed = True
         self._stop()
-        self.llm.close()
+        if self._owns:
+            self.llm.close()
+        else:
+            self.llm.runner.abandon(KvarnError(_CLOSED), list(self._jobs))
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
@@ -115,6 +124,8 @@ class AsyncLLM:
 
     async def start(self, prompt: Prompt, params: SamplingParams, waiter: "Waiter") -> Job:
         """Tokenize and queue a prompt on another thread. If this task is cancelled meanwhile, so is the request."""
+        if self._closed:
+            raise KvarnError(_CLOSED)
         work = partial(self.llm.start, prompt, params, listener=waiter)
         starting = asyncio.get_running_loop().run_in_executor(None, work)
         try:
@@ -122,6 +133,7 @@ class AsyncLLM:
         except asyncio.CancelledError:
             starting.add_done_callback(self._cancel_started)
             raise
+        self._jobs.add(job)
         self._background.wake()
         return job
 
@@ -148,26 +160,40 @@ class AsyncBatchStream(AsyncIterator[Piece]):
         self._jobs: list[Job] = []
         self._pieces: Pieces | None = None
         self._closed = False
+        self._reading = False
 
     async def __anext__(self) -> Piece:
-        if self._closed:
+        if self._reading:
+            raise KvarnError("this stream is being read by another task: make a stream for each")
+        self._reading = True
+        try:
+            piece = await self._next()
+        finally:
+            self._reading = False
+        if piece is None or self._closed:
             raise StopAsyncIteration
+        return piece
+
+    async def _next(self) -> Piece | None:
+        if self._closed:
+            return None
         try:
             if self._pieces is None:
                 self._pieces = await self._start()
-            while (piece := self._pieces.take()) is None and not self._pieces.ended:
+            while (piece := self._pieces.take()) is None and not self._pieces.ended and not self._closed:
                 await self._waiter.progress()
         except BaseException:
             self.close()
             raise
-        if piece is None:
-            raise StopAsyncIteration
         return piece
 
     async def _start(self) -> Pieces:
         self._waiter = Waiter(each_token=True)
         for prompt, params in self._pairs if self._render is None else await self._render():
             self._jobs.append(await self._llm.start(prompt, params, self._waiter))
+            if self._closed:  # while it started
+                self._llm.cancel(self._jobs)
+                break
         return Pieces(self._jobs)
 
     @property

@@ -24,7 +24,7 @@ from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams, chat_defaults, with_settings
 from kvarn.errors import KvarnError
-from kvarn.jobs.batch import Conversation, OneOrEach, ids_of, is_one_conversation, messages_of, paired, prompts_of
+from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, messages_of, paired, prompts_of
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
@@ -88,6 +88,9 @@ class LLM:
         trust_messages: bool = False,
         progress: Progress = quiet,
     ) -> None:
+        if not isinstance(model, str | Path) or not str(model):
+            raise KvarnError(f"model is {model!r}: give a name, a path or hf:org/repo")
+        self.name = str(model)
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
         is_open = not isinstance(backend, str) and hasattr(backend, "load")
         self.backend: Backend = backend if is_open else open_backend(str(backend), threads)  # type: ignore[assignment]
@@ -108,7 +111,7 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
-        planned = plan(within(config, self.config), self.backend.default_layout)
+        planned = plan(fitted(config, self.config, self.name), self.backend.default_layout)
         check_memory(planned, self.backend)
         memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
         graph = graph_of(self.config, checkpoint.shapes)
@@ -130,7 +133,7 @@ class LLM:
     def __repr__(self) -> str:
         plan = self.cache.plan
         cache = f"{plan.strategy.name} {plan.codec.name}, {plan.max_seqs} x {plan.context} tokens"
-        return f"LLM({self.config.name!r}, backend={self.backend.name!r}, cache={cache!r})"
+        return f"LLM({self.name!r}, backend={self.backend.name!r}, cache={cache!r})"
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any) -> list[Output]:
         """Continue each prompt (text, or token ids). All prompts are computed together. If one fails, its error is
@@ -150,6 +153,8 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
         the request."""
+        if len(prompts_of(prompt)) != 1:
+            raise KvarnError("a stream has one prompt: use stream_batch for several")
         return self.stream_job(self.start(prompt, one_answer(with_settings(params, settings))))
 
     def stream_batch(
@@ -159,9 +164,9 @@ class LLM:
         return BatchStream(self.runner, self._start_all(paired(prompts_of(prompts), params, settings)))
 
     @overload
-    def chat(self, messages: Conversation, params: SamplingParams | None = None, **settings: Any) -> Output: ...
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Output: ...
     @overload
-    def chat(self, messages: Sequence[Conversation], params: OneOrEach = None, **settings: Any) -> list[Output]: ...
+    def chat(self, messages: Sequence[Messages], params: OneOrEach = None, **settings: Any) -> list[Output]: ...
     def chat(self, messages: Any, params: Any = None, **settings: Any) -> Output | list[Output]:
         """Answer a conversation with the model's chat template: a text, or [{"role": "user", "content": "..."}].
 
@@ -173,7 +178,7 @@ class LLM:
         outputs = self.generate([prompt for prompt, _ in each], [chosen for _, chosen in each])
         return outputs[0] if alone else outputs
 
-    def stream_chat(self, messages: Conversation, params: SamplingParams | None = None, **settings: Any) -> Stream:
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """The answer to one conversation, piece by piece."""
         chosen = self.for_chat(one_answer(with_settings(params, settings)))
         return self.stream_job(self.start(self.render(messages), chosen))
@@ -182,7 +187,7 @@ class LLM:
         """Settings for a conversation: those that are open take `chat_defaults`."""
         return params.with_defaults(self.chat_defaults)
 
-    def render(self, messages: Conversation) -> list[int]:
+    def render(self, messages: Messages) -> list[int]:
         """The token ids of a conversation, up to the start of the answer."""
         quoted = self.quotes.quote(messages_of(messages))
         text = self.template.render(quoted.values)
@@ -230,9 +235,11 @@ class LLM:
         try:
             for prompt, params in prompts:
                 jobs.append(self.start(prompt, params))
-        except BaseException:
+        except BaseException as error:
             for job in jobs:
                 self.runner.cancel(job)
+            if isinstance(error, KvarnError) and len(prompts) > 1:
+                error.args = (f"prompt {len(jobs)} of {len(prompts)}, counted from 0: {error}",)
             raise
         return jobs
 
@@ -242,12 +249,12 @@ def context_of(config: ModelConfig, context: int | None) -> int:
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
 
 
-def within(config: CacheConfig, model: ModelConfig) -> CacheConfig:
+def fitted(config: CacheConfig, model: ModelConfig, name: str) -> CacheConfig:
     """The cache for this model. With the strategies that roll, the context is the window, and a sequence goes on to
     the context that the model was trained for."""
     if config.context > model.context:
         raise KvarnError(
-            f"context {config.context}: {model.name} was trained for {model.context} tokens; give at most that, "
+            f"context {config.context:,}: {name} was trained for {model.context:,} tokens; give at most that, "
             "or 0 for all of it"
         )
     if resolve_strategy(config.strategy, config.context, config.max_seqs).rolls:

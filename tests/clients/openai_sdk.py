@@ -58,6 +58,33 @@ def usage_in_stream(address: str) -> None:
     assert [chunk.usage.completion_tokens for chunk in each][-2:] == [8, 8]
 
 
+def echo(address: str) -> None:
+    whole = FOX + continued(address, 8)
+    found = text(address, echo=True)
+    assert (found.choices[0].text, found.choices[0].logprobs) == (whole, None)
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (4, 8)
+    assert "".join(chunk.choices[0].text for chunk in text(address, echo=True, stream=True)) == whole
+    both = text(address, prompt=[FOX, [504, 2365]], echo=True, n=2, max_tokens=1).choices
+    assert [each.text.startswith(FOX) for each in both] == [True, True, False, False]
+
+
+def echo_logprobs(address: str) -> None:
+    """The log-probabilities of the prompt are those of the same tokens as answers."""
+    found = text(address, echo=True, logprobs=2)
+    n, given = found.usage.prompt_tokens, found.choices[0].logprobs
+    assert "".join(given.tokens) == found.choices[0].text == FOX + continued(address, 8)
+    assert [found.choices[0].text[at:].startswith(token) for at, token in zip(given.text_offset, given.tokens)].count(
+        False
+    ) == 0
+    assert (given.token_logprobs[0], given.top_logprobs[0]) == (None, None)
+    assert given.token_logprobs[n:] == text(address, logprobs=2).choices[0].logprobs.token_logprobs
+    again = text(address, prompt=found.choices[0].text, echo=True, logprobs=2, max_tokens=1).choices[0].logprobs
+    assert again.tokens[:-1] == given.tokens
+    assert all(abs(a - b) < 1e-3 for a, b in zip(again.token_logprobs[1:-1], given.token_logprobs[1:], strict=True))
+    for token, logprob, top in list(zip(given.tokens, given.token_logprobs, given.top_logprobs, strict=True))[1:]:
+        assert logprob == top.get(token, logprob) <= max(top.values()) <= 0
+
+
 def asynchronous(address: str) -> None:
     async def play() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
@@ -111,6 +138,8 @@ ROWS = [
     works("completion", completion),
     works("stream of chats and completions", stream),
     works("usage in streams, continuous_usage_stats", usage_in_stream),
+    works("echo, also of streams, token ids and several prompts", echo),
+    works("echo with logprobs: those of the prompt, too", echo_logprobs),
     works("AsyncOpenAI, 4 at a time", asynchronous),
     works("n, seed, stop, logprobs, top_logprobs, logit_bias", choices),
     works("developer role, text parts, several prompts, token ids, max_completion_tokens", forms),
@@ -128,7 +157,6 @@ ROWS = [
     refused("verbosity", lambda a: chat(a, verbosity="high")),
     refused("prediction", lambda a: chat(a, prediction={"type": "content", "content": "x"})),
     refused("web_search_options", lambda a: chat(a, web_search_options={})),
-    refused("echo", lambda a: text(a, echo=True)),
     refused("suffix", lambda a: text(a, suffix="end")),
     refused("best_of", lambda a: text(a, best_of=2)),
     refused("responses", lambda a: client(a).responses.create(model=MODEL, input="Hi")),

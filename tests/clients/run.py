@@ -8,6 +8,7 @@ those clients run, and nothing is written.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,12 @@ CLIENTS = [
         "guidellm",
         "without torch, which it needs only to read its prompts: a small module takes the place of torch's DataLoader",
     ),
+    Client(
+        "lm-eval",
+        "lm_eval_cli",
+        "lm_eval",
+        "with the model's tokenizer in a local folder; the log-probabilities are those of kvarn's Python API",
+    ),
     Client("Prometheus", "prometheus_server"),
 ]
 
@@ -63,7 +70,10 @@ CLIENTS = [
 def run_client(client: Client, address: str, log: Path) -> list[dict]:
     python = ENVIRONMENTS / client.environment / "bin" / "python"
     command = [str(python), str(HERE / f"{client.module}.py"), address, str(log)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    environment = os.environ | {"KVARN_PYTHON": sys.executable}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"versions"')]
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no word"])[-1]

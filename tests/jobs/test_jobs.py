@@ -257,7 +257,7 @@ def test_a_listener_may_cancel_and_nothing_else(llm: LLM, alone: Callable) -> No
     beside = llm.start(PROMPTS[1], GREEDY)
     for act in (lambda job: llm.generate("x"), runner.wait, lambda job: runner.step(), lambda job: runner.forget("c")):
         job = runner.add(ids, GREEDY, listener=Nosy(act))
-        with pytest.raises(KvarnError, match="called from inside a step"):
+        with pytest.raises(KvarnError, match="in the middle of a step"):
             runner.wait(job)
         assert job.listener.n_ended == 1
     job = runner.add(ids, GREEDY, listener=Nosy(runner.cancel))
@@ -345,5 +345,5 @@ def test_wrong_settings_are_refused_by_name(llm: LLM) -> None:
     idle(llm)
 
 
-def test_a_model_describes_itself(llm: LLM) -> None:
-    assert repr(llm) == "LLM('tiny', backend='cpu', cache='paged bf16, 4 x 512 tokens')"
+def test_a_model_describes_itself(llm: LLM, model: Path) -> None:
+    assert repr(llm) == f"LLM({str(model)!r}, backend='cpu', cache='paged bf16, 4 x 512 tokens')"

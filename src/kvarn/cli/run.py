@@ -110,7 +110,7 @@ def ended(completion: Completion, max_tokens: int | None, context: int) -> str:
         return f"max_tokens reached (-n {max_tokens})"
     if completion.limit == "context":
         return f"context full (-c {context})"
-    return completion.finish_reason
+    return completion.finish_reason or "unfinished"
 
 
 def report(llm: LLM, job: Job, load_seconds: float, echoed: str = "") -> dict[str, object]:

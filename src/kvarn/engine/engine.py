@@ -22,10 +22,10 @@ from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.request import Request, Sample, Timing
-from kvarn.engine.sampling import History, Sampled, make_report, make_sampler
+from kvarn.engine.sampling import History, Sampled, likeliest_token, make_report, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import KvarnError, PromptTooLong, QueueFull
+from kvarn.errors import BadLogits, KvarnError, PromptTooLong, QueueFull
 from kvarn.words import counted
 
 
@@ -107,14 +107,15 @@ class Engine:
         what = f"the prompt has {'at least ' if at_least else ''}{counted(n_tokens, 'token')} and"
         context = self.cache.plan.context
         if n_tokens >= context:
+            more = "" if self.cache.plan.strategy.rolls else " or raise the context (context=, -c)"
             raise PromptTooLong(
-                f"{what} the context holds {context:,}: shorten the prompt or raise the context (-c); "
+                f"{what} the context holds {context:,}: shorten the prompt{more}; "
                 "the answer needs room for at least one token"
             )
         if n_tokens >= self.cache.longest:
             raise PromptTooLong(
                 f"{what} the whole cache holds {self.cache.longest:,}: shorten the prompt or raise the cache's bytes "
-                "(--cache-bytes)"
+                "(cache_bytes=, --cache-bytes)"
             )
 
     def cancel(self, request: Request) -> None:
@@ -240,13 +241,17 @@ class Engine:
         for w in order:
             end += w.n_rows
             request = w.sample.request
+            samples = [w.sample]
             if w.n_rows and request.params.prompt_logprobs is not None:
-                self._score_prompt(w, rows[end - w.n_rows : end, : self._n_tokens])
+                try:
+                    self._score_prompt(w, rows[end - w.n_rows : end, : self._n_tokens])
+                except BadLogits as error:
+                    drawn.append((samples, error))
+                    continue
             if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
                 continue
             row = rows[end - 1, : self._n_tokens]  # the row of its newest token
             n_prompt = len(request.prompt)
-            samples = [w.sample]
             # Only the first time: after a preemption the sample still has its sampled tokens.
             if w.sample.index == 0 and len(w.sample.tokens) == n_prompt:
                 samples += [s for s in request.samples[1:] if s.finish_reason is None]
@@ -268,6 +273,7 @@ class Engine:
         known = request.prompt_logprobs
         for at in range(start + 1, min(start + work.n, len(request.prompt) - 1) + 1):
             if at == len(known) + 1:  # a step that is run again has rows that are known
+                likeliest_token(rows[at - 1 - start])
                 known.append(report(rows[at - 1 - start], request.prompt[at]))
 
     def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:

@@ -25,7 +25,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue a prompt. None is the default of the surface: see docs/python.md.
+    """How to continue a prompt. None means the default of the method: docs/python.md has a table.
 
     max_tokens          most tokens of the answer
     temperature         divides the logits; 0 is greedy: always the most likely token
@@ -72,6 +72,8 @@ class SamplingParams:
             object.__setattr__(self, "logits_processors", (self.logits_processors,))
         self._check_types()
         self._check_ranges()
+        if self.seed is not None:
+            object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers overflow where Python's do not
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "SamplingParams":
         """Settings that are open take their value from `defaults`."""
@@ -85,10 +87,13 @@ class SamplingParams:
         ensure = self._ensure
         for names, kind, rule in ((_INTEGERS, Integral, "an integer"), (_NUMBERS, Real, "a number")):
             for name in names:
-                is_open = name in _OPEN and getattr(self, name) is None
-                ensure(is_open or isinstance(getattr(self, name), kind), name, rule)
+                value = getattr(self, name)
+                is_open = name in _OPEN and value is None
+                ensure(is_open or (isinstance(value, kind) and not isinstance(value, bool)), name, rule)
         for name in ("seed", "logprobs", "prompt_logprobs"):
-            ensure(isinstance(getattr(self, name), Integral | None), name, "an integer or None")
+            value = getattr(self, name)
+            ensure(isinstance(value, Integral | None) and not isinstance(value, bool), name, "an integer or None")
+        ensure(isinstance(self.ignore_eos, bool), "ignore_eos", "True or False")
         bias = self.logit_bias
         ensure(isinstance(bias, Mapping), "logit_bias", "a dictionary of token ids and numbers")
         ensure(all(isinstance(each, Integral) for each in bias), "logit_bias", "a dictionary of token ids and numbers")
@@ -113,7 +118,7 @@ class SamplingParams:
         within("repetition_penalty", lambda v: 0.01 <= v <= 100, "between 0.01 and 100; 1 is off")
         within("presence_penalty", lambda v: -2 <= v <= 2, "between -2 and 2")
         within("frequency_penalty", lambda v: -2 <= v <= 2, "between -2 and 2")
-        within("logit_bias", lambda v: all(map(math.isfinite, v.values())), "finite; -100 forbids a token")
+        within("logit_bias", lambda v: all(-1e30 <= b <= 1e30 for b in v.values()), "finite; -100 forbids a token")
         within("seed", lambda v: -(1 << 63) <= v < 1 << 64, "a 64-bit integer")
         within("logprobs", lambda v: 0 <= v <= 100, "between 0 and 100")
         within("prompt_logprobs", lambda v: 0 <= v <= 100, "between 0 and 100")

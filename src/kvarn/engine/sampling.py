@@ -64,11 +64,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
     plain = params.temperature == 0 and not edits  # then the argmax needs no float64 copy
 
     def sample(logits: Floats, history: History, k: int, constraint: Constraint = FREE) -> Sampled:
-        likeliest = int(logits.argmax())  # the first NaN, if there is one
-        if not math.isfinite(logits[likeliest]):
-            raise BadLogits(
-                f"the model's largest logit is {logits[likeliest]}: its weights are damaged, fetch it again"
-            )
+        likeliest = likeliest_token(logits)
         if plain and constraint is FREE:
             return report(logits, likeliest)
         scores = logits.astype(np.float64)
@@ -81,6 +77,14 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
         return report(logits, choose(scores, k, history.n_output))
 
     return sample
+
+
+def likeliest_token(logits: Floats) -> int:
+    """Raises BadLogits if there is no largest number."""
+    likeliest = int(logits.argmax())  # the first NaN, if there is one
+    if not math.isfinite(logits[likeliest]):
+        raise BadLogits(f"the model's largest logit is {logits[likeliest]}: its weights are damaged, fetch it again")
+    return likeliest
 
 
 def _value(setting: Value | None) -> Value:
@@ -120,7 +124,10 @@ def _processing(process: LogitsProcessor) -> Edit:
     name = getattr(process, "__name__", type(process).__name__)
 
     def edit(scores: Doubles, history: History) -> None:
-        changed = process(history.output, scores)
+        try:
+            changed = process(history.output, scores)
+        except SystemExit:
+            raise KvarnError(f"the logits processor {name} called exit: raise another error there") from None
         if changed is not None:
             if np.shape(changed) != scores.shape:
                 raise KvarnError(f"the logits processor {name} returned {np.shape(changed)}, not {scores.shape}")

@@ -19,7 +19,9 @@ from kvarn.engine.faults import OneByOne
 from kvarn.engine.parked import ParkedSequences
 from kvarn.engine.request import Sample
 
-MOST_ROWS = 64  # rows of prompt logits in a step: a row has one number per token of the vocabulary
+# Rows of prompt logits in a step, of all its samples: a row has one number per token of the vocabulary, and each is
+# reported on the host. The second number is for steps in which other samples decode.
+MOST_ROWS, MOST_ROWS_WHILE_DECODING = 64, 16
 
 
 class Work(NamedTuple):
@@ -46,6 +48,7 @@ class Scheduler:
         self.parked = ParkedSequences(cache)
         self.moving: Sample | None = None  # the sample that `schedule` works on: an error there fails its request
         self._one_by_one = OneByOne()
+        self._rows_left = MOST_ROWS  # of the step that is being chosen
         self.n_preemptions = 0
 
     def add(self, sample: Sample) -> None:
@@ -77,6 +80,8 @@ class Scheduler:
         return work
 
     def _choose(self) -> list[Work]:
+        decodes = any(sample.missing == 1 for sample in self.running)
+        self._rows_left = MOST_ROWS_WHILE_DECODING if decodes else MOST_ROWS
         if alone := self._one_by_one.next():
             return self._run_alone(alone)
         work: dict[Sample, int] = {}
@@ -85,9 +90,13 @@ class Scheduler:
             n = self._admit(self.waiting[0], budget)
             if not n:
                 break
-            work[self._enter(self.waiting[0])] = n
-            budget -= n
+            budget -= self._put(self._enter(self.waiting[0]), n, work)
         return [_work(sample, n) for sample, n in work.items()]
+
+    def _put(self, sample: Sample, n: int, work: dict[Sample, int]) -> int:
+        work[sample] = n
+        self._rows_left -= n if _asks_for_rows(sample) else 0
+        return n
 
     def _continue(self, work: dict[Sample, int]) -> int:
         """Add the running samples to `work`, decoding ones first, oldest first. Return the token budget that is left
@@ -99,8 +108,7 @@ class Scheduler:
             for sample in group:
                 n = min(sample.missing, self._most(sample), budget)
                 if n and sample in self.running and self._reserve(sample, n, work):
-                    work[sample] = n
-                    budget -= n
+                    budget -= self._put(sample, n, work)
             if decoding:
                 budget = min(budget, self._chunk_while_decoding)
         return budget if self.n_preemptions == preempted else 0
@@ -165,7 +173,7 @@ class Scheduler:
 
     def _most(self, sample: Sample) -> int:
         """Most tokens of the sample in one step."""
-        return min(self.max_chunk, MOST_ROWS) if _asks_for_rows(sample) else self.max_chunk
+        return min(self.max_chunk, self._rows_left) if _asks_for_rows(sample) else self.max_chunk
 
     def _preempt(self, victim: Sample) -> None:
         self.running.remove(victim)
@@ -186,7 +194,7 @@ class Scheduler:
         """Open the sample's sequence and reserve its first chunk. Return the number of tokens of the chunk; 0, with no
         change, if there is no room now."""
         self.moving = sample
-        adoption = self._start(sample)
+        adoption = self._start(sample) if self._most(sample) else None
         if adoption is None:
             return 0
         n = min(len(sample.tokens) - adoption.reused, self._most(sample), budget)

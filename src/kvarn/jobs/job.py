@@ -28,14 +28,14 @@ class Completion:
 
     text            ends before the stop text, if there was one
     tokens          token ids, with the end token
-    finish_reason   stop (end token or stop text), length or cancelled
+    finish_reason   stop (end token or stop text), length, cancelled or error; None while it is computed
     logprobs        one entry per token, if `SamplingParams.logprobs` asked for them
     limit           which limit a completion of finish_reason length reached: max_tokens or context
     """
 
     text: str
     tokens: list[int]
-    finish_reason: str
+    finish_reason: str | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     limit: str | None = None
 
@@ -72,7 +72,7 @@ class Output:
         return self.completions[0].tokens
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> str | None:
         return self.completions[0].finish_reason
 
 
@@ -89,7 +89,7 @@ class Listener:
 SILENT = Listener()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     request: Request
     texts: list[TextStream]
@@ -131,7 +131,7 @@ class Job:
         return Completion(
             self.texts[sample.index].text,
             sample.output,
-            sample.finish_reason or "cancelled",
+            sample.finish_reason,
             self.logprobs.get(sample.index, []),
             sample.limit,
         )

@@ -71,8 +71,11 @@ class BatchStream(Iterator[Piece]):
     def __init__(self, runner: Runner, jobs: Sequence[Job]) -> None:
         self._runner = runner
         self._pieces = Pieces(jobs)
+        self._closed = False
 
     def __next__(self) -> Piece:
+        if self._closed:
+            raise StopIteration
         try:
             while (piece := self._pieces.take()) is None and not self._pieces.ended:
                 self._runner.advance(self._pieces.moved)
@@ -89,7 +92,8 @@ class BatchStream(Iterator[Piece]):
         return [job.output() for job in self._pieces.jobs]
 
     def close(self) -> None:
-        """Cancel what is not finished."""
+        """Cancel what is not finished. There are no more pieces."""
+        self._closed = True
         for job in self._pieces.jobs:
             self._runner.cancel(job)
 

@@ -18,7 +18,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from kvarn.engine.engine import Engine, Event
@@ -115,9 +115,9 @@ class Runner:
         self._with_turn(lambda calm: results.append(work()))
         return results[0]
 
-    def abandon(self, error: Exception) -> None:
-        """End all jobs with this error."""
-        self.call(lambda: self._fail_all(error))
+    def abandon(self, error: Exception, jobs: Iterable[Job] | None = None) -> None:
+        """End these jobs, or all jobs, with this error."""
+        self.call(lambda: self._fail(list(self._jobs.values() if jobs is None else jobs), error))
 
     def close(self) -> None:
         """Wait for the step under way, end all jobs with an error, and refuse all later calls."""
@@ -132,7 +132,7 @@ class Runner:
     def _with_turn(self, work: Callable[[Uninterrupted], None], ready: Ready | None = None) -> None:
         """Wait for the turn, or until ready() is true. With the turn, do the work."""
         if self._turn.mine:
-            raise KvarnError("called from inside a step: a listener may call only `cancel` of the runner")
+            raise KvarnError("the model is in the middle of a step: a logits processor or a listener may not call it")
         if os.getpid() != self._process:
             raise KvarnError(
                 "this process was forked after the model was loaded, and the threads that compute did not come "
@@ -201,14 +201,15 @@ class Runner:
         except Exception as error:  # noqa: BLE001 (only this request fails)
             self.engine.fail(job.request, error)
 
-    def _fail_all(self, error: Exception) -> None:
-        for job in list(self._jobs.values()):
-            self.engine.fail(job.request, error)
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        for job in jobs:
+            if not job.done:
+                self.engine.fail(job.request, error)
         self._settle()
 
     def _close(self) -> None:
         self._closed = True
-        self._fail_all(KvarnError("this LLM was closed before the answer was complete"))
+        self._fail(list(self._jobs.values()), KvarnError("this LLM was closed before the answer was complete"))
 
     def _cancel_dropped(self) -> None:
         while self._dropped:
