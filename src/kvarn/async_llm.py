@@ -12,24 +12,21 @@ loops and threads may share one AsyncLLM.
 """
 
 import asyncio
-import contextlib
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-from kvarn.engine.engine import Event
 from kvarn.engine.params import SamplingParams, with_settings
 from kvarn.errors import KvarnError
+from kvarn.jobs.async_pieces import AsyncBatchStream, AsyncStream, Pairs, Waiter
 from kvarn.jobs.background import Background
 from kvarn.jobs.batch import Messages, OneOrEach, is_one_conversation, paired, prompts_of
-from kvarn.jobs.job import Job, Listener, Output
-from kvarn.jobs.pieces import Piece, Pieces
+from kvarn.jobs.job import Job, Output
 from kvarn.llm import LLM, one_answer
 from kvarn.text.tokenizer import Prompt
 
-Pairs = Sequence[tuple[Prompt, SamplingParams]]
 _CLOSED = "this AsyncLLM is closed: make another one"
 
 
@@ -56,7 +53,7 @@ class AsyncLLM:
         """Continue each prompt (text, or token ids). If one fails, its error is raised and the others are cancelled."""
         return await self._generate(paired(prompts_of(prompts), params, settings))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> "AsyncStream":
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> AsyncStream:
         """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
         the request."""
         chosen = one_answer(with_settings(params, settings))
@@ -64,7 +61,7 @@ class AsyncLLM:
 
     def stream_batch(
         self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
-    ) -> "AsyncBatchStream":
+    ) -> AsyncBatchStream:
         """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
         return AsyncBatchStream(self, paired(prompts_of(prompts), params, settings))
 
@@ -80,7 +77,7 @@ class AsyncLLM:
         outputs = await self._generate(pairs)
         return outputs[0] if alone else outputs
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> "AsyncStream":
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> AsyncStream:
         """The answer to one conversation, piece by piece."""
         chosen = one_answer(with_settings(params, settings))
         render = partial(asyncio.to_thread, self._rendered, [messages], chosen, {})
@@ -122,7 +119,7 @@ class AsyncLLM:
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
-    async def start(self, prompt: Prompt, params: SamplingParams, waiter: "Waiter") -> Job:
+    async def start(self, prompt: Prompt, params: SamplingParams, waiter: Waiter) -> Job:
         """Tokenize and queue a prompt on another thread. If this task is cancelled meanwhile, so is the request."""
         if self._closed:
             raise KvarnError(_CLOSED)
@@ -145,121 +142,3 @@ class AsyncLLM:
     def _cancel_started(self, started: "asyncio.Future[Job]") -> None:
         if not started.cancelled() and started.exception() is None:
             self.cancel([started.result()])
-
-
-class AsyncBatchStream(AsyncIterator[Piece]):
-    """The answers to several prompts, piece by piece, in the order in which they are computed.
-
-    The requests begin when the first piece is asked for: those of `pairs`, or those that `render` gives.
-    A stream that is closed or dropped cancels them."""
-
-    def __init__(self, llm: AsyncLLM, pairs: Pairs, render: Callable[[], Awaitable[Pairs]] | None = None) -> None:
-        self._llm = llm
-        self._pairs = pairs
-        self._render = render
-        self._jobs: list[Job] = []
-        self._pieces: Pieces | None = None
-        self._closed = False
-        self._reading = False
-
-    async def __anext__(self) -> Piece:
-        if self._reading:
-            raise KvarnError("this stream is being read by another task: make a stream for each")
-        self._reading = True
-        try:
-            piece = await self._next()
-        finally:
-            self._reading = False
-        if piece is None or self._closed:
-            raise StopAsyncIteration
-        return piece
-
-    async def _next(self) -> Piece | None:
-        if self._closed:
-            return None
-        try:
-            if self._pieces is None:
-                self._pieces = await self._start()
-            while (piece := self._pieces.take()) is None and not self._pieces.ended and not self._closed:
-                await self._waiter.progress()
-        except BaseException:
-            self.close()
-            raise
-        return piece
-
-    async def _start(self) -> Pieces:
-        self._waiter = Waiter(each_token=True)
-        for prompt, params in self._pairs if self._render is None else await self._render():
-            self._jobs.append(await self._llm.start(prompt, params, self._waiter))
-            if self._closed:  # while it started
-                self._llm.cancel(self._jobs)
-                break
-        return Pieces(self._jobs)
-
-    @property
-    def outputs(self) -> list[Output]:
-        """The answers: whole after the last piece, before it what there is so far."""
-        return [job.output() for job in self._jobs]
-
-    def close(self) -> None:
-        """Cancel what is not finished."""
-        self._closed = True
-        self._llm.cancel(self._jobs)
-
-    async def aclose(self) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class AsyncStream(AsyncIterator[str]):
-    """The text of one answer, piece by piece."""
-
-    def __init__(self, batch: AsyncBatchStream) -> None:
-        self._batch = batch
-
-    async def __anext__(self) -> str:
-        return (await anext(self._batch)).text
-
-    @property
-    def output(self) -> Output:
-        """The answer: whole after the last piece, before it what there is so far."""
-        if not self._batch.outputs:
-            raise KvarnError("the stream has not begun: ask for its first piece")
-        return self._batch.outputs[0]
-
-    async def aclose(self) -> None:
-        """Cancel the answer, if it is not finished."""
-        self._batch.close()
-
-
-class Waiter(Listener):
-    """Wakes the task that waits for jobs. Made on the task's event loop."""
-
-    def __init__(self, each_token: bool) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._moved = asyncio.Event()
-        self._each_token = each_token
-
-    async def progress(self) -> None:
-        await self._moved.wait()
-        self._moved.clear()
-
-    async def end_of(self, job: Job) -> None:
-        """Return when the job is done. If its request failed, raise the error."""
-        while not job.done:
-            await self.progress()
-        if job.request.error is not None:
-            raise job.request.error
-
-    def token(self, job: Job, event: Event) -> None:
-        if self._each_token:
-            self._wake()
-
-    def ended(self, job: Job) -> None:
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no task waits
-            self._loop.call_soon_threadsafe(self._moved.set)

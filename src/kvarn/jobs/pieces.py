@@ -1,6 +1,6 @@
 """The answers of jobs as a stream of text: `Pieces` never waits, `Stream` and `BatchStream` do.
 
-A stream that is closed, dropped or interrupted cancels its requests. Non-goal: asyncio (async_llm.py).
+A stream that is closed, dropped or interrupted cancels its requests. Non-goal: asyncio (async_pieces.py).
 """
 
 from collections import deque
