@@ -352,7 +352,7 @@ def test_a_conversation_with_prompt_logprobs(model: Path, cache: str) -> None:
         output = job.output()
         assert output.prompt_logprobs is not None
         assert len(output.prompt_logprobs) == output.prompt_tokens
-        assert "prompt_logprobs needs the logits of every token" in in_words(explain(job.request), str)
+        assert "log-probabilities of the prompt were asked for" in in_words(explain(job.request), str)
     one = llm.generate([97], max_tokens=1, prompt_logprobs=0)[0]
     assert one.prompt_logprobs == [None]
 
