@@ -64,6 +64,7 @@ def echo(address: str) -> None:
     assert (found.choices[0].text, found.choices[0].logprobs) == (whole, None)
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (4, 8)
     assert "".join(chunk.choices[0].text for chunk in text(address, echo=True, stream=True)) == whole
+    assert text(address, prompt=[504, 2365], echo=True).choices[0].text.startswith("The quick")
     two = text(address, prompt=[FOX, "The sea"], echo=True, n=2, max_tokens=1).choices
     assert [each.text.startswith(FOX) for each in two] == [True, True, False, False]
     assert [each.text.startswith("The sea") for each in two] == [False, False, True, True]
