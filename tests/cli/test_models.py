@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(stored, "_scan", lambda: None)
+    monkeypatch.setattr(stored, "scan", lambda: None)
     folder = tmp_path / "cache" / "models"
     folder.mkdir(parents=True)
     return folder
@@ -51,9 +51,9 @@ def test_list(folder: Path, capsys: pytest.CaptureFixture) -> None:
     put(folder)
     os.utime(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", (86400, 86400))
     rows = {model["name"]: model for model in json.loads(run(capsys, "list", "--json")[1])["models"]}
-    assert list(rows) == [str(folder / "broken-Q8_0.gguf"), str(folder / "tensors"), "smollm2"]
-    assert [row["family"] for row in rows.values()] == [None, "qwen2", "llama"]
-    assert [row["quantization"] for row in rows.values()] == ["Q8_0", None, "Q4_1"]
+    assert list(rows) == ["broken-Q8_0", "smollm2", "tensors"]
+    assert [row["family"] for row in rows.values()] == [None, "llama", "qwen2"]
+    assert [row["quantization"] for row in rows.values()] == ["Q8_0", "Q4_1", None]
     assert rows["smollm2"]["modified"] == "1970-01-02T00:00:00+00:00"
     text = run(capsys, "list")[1].splitlines()
     assert text[0].split() == ["name", "family", "weights", "size", "modified"]
@@ -72,7 +72,7 @@ def test_rm_by_name_and_by_path(folder: Path, capsys: pytest.CaptureFixture) -> 
     put(folder)
     size = (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").stat().st_size
     status, said, _ = run(capsys, "rm", "-y", "smollm2", str(folder / "tensors"), "smollm2")
-    assert (status, said.startswith(f"removed smollm2, {folder / 'tensors'}; ")) == (0, True)
+    assert (status, said.startswith("removed smollm2, tensors; ")) == (0, True)
     assert said.endswith(f"; {file_size(size + 23)} freed\n")
     assert sorted(path.name for path in folder.iterdir()) == [".pull-x", "broken-Q8_0.gguf", "notes.txt"]
 
@@ -116,7 +116,7 @@ def test_links_are_not_followed(folder: Path, tmp_path: Path, capsys: pytest.Cap
     (folder / "inside").symlink_to(tmp_path / "kept")
     (folder / "lost.gguf").symlink_to(tmp_path / "nowhere")
     names = [model["name"] for model in json.loads(run(capsys, "list", "--json")[1])["models"]]
-    assert names == [str(folder / "inside"), str(folder / "linked.gguf")]
+    assert names == ["inside", "linked"]
     assert run(capsys, "rm", "-y", *names)[1].endswith("; 0 bytes freed\n")
     assert outside.exists()
     assert (tmp_path / "kept" / "config.json").exists()
@@ -147,7 +147,7 @@ def test_files_that_the_library_shares_are_removed_together(folder: Path, tmp_pa
         )
     revision = SimpleNamespace(snapshot_path=snapshot, files=files, commit_hash="c", last_modified=0.0)
     repo = SimpleNamespace(repo_id="o/two", repo_type="model", revisions=[revision], repo_path=snapshot.parents[1])
-    monkeypatch.setattr(stored, "_scan", lambda: SimpleNamespace(repos=[repo]))
+    monkeypatch.setattr(stored, "scan", lambda: SimpleNamespace(repos=[repo]))
     put(folder)
     status, _, error = run(capsys, "rm", "-y", "smollm2", "hf:o/two/a.gguf")
     assert status == 1

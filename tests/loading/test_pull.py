@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import KvarnError, PullFailed
-from kvarn.loading import pull, wheels
-from kvarn.loading.catalogue import MODELS, WheelModel, near, quantization
-from kvarn.loading.pull import models_folder, resolve
+from kvarn.loading import names, wheels
+from kvarn.loading.catalogue import DEFAULTS, MODELS, WheelModel, near, quantization
+from kvarn.loading.paths import models_folder
+from kvarn.loading.pull import resolve
 
 CONTENT = b"GGUF" + random.Random(1).randbytes(3 << 20)
 MODEL = WheelModel("tiny-model==1.0", "tiny.gguf", len(CONTENT), sha256(CONTENT).hexdigest())
@@ -82,7 +83,7 @@ class FakeProgram:
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pull, "MODELS", {"tiny": MODEL})
+    monkeypatch.setattr(names, "MODELS", {"tiny": MODEL})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("UV_NO_CONFIG", "1")
@@ -235,7 +236,7 @@ def test_paths_are_used_as_they_are(tmp_path):
     (tmp_path / "tiny").mkdir()
     assert resolve("tiny") == Path("tiny"), "before any name"
     assert resolve(str(tmp_path / "tiny")) == tmp_path / "tiny"
-    for missing in ("nope.gguf", "some/folder"):
+    for missing in ("nope.gguf", "some/nope.gguf", "./some/folder", "some/folder/more"):
         with pytest.raises(PullFailed, match="no such file or folder"):
             resolve(missing)
 
@@ -245,9 +246,9 @@ def test_unknown_names(monkeypatch):
         resolve("nope")
     with pytest.raises(PullFailed, match=r"there is no model 'tinny'; did you mean tiny\?$"):
         resolve("tinny")
-    monkeypatch.setattr(pull, "MODELS", MODELS)
-    with pytest.raises(PullFailed, match=r"did you mean qwen3:0\.6b, qwen3:1\.7b, qwen3:4b or qwen3:8b\?"):
-        resolve("Qwen3")
+    monkeypatch.setattr(names, "MODELS", MODELS)
+    with pytest.raises(PullFailed, match=r"did you mean qwen3:0\.6b"):
+        resolve("qwen3:0.5b")
 
 
 def test_the_catalogue():
@@ -257,6 +258,9 @@ def test_the_catalogue():
         assert quantization(model.file), name
         assert isinstance(model, WheelModel) or model.repo.count("/") == 1, name
     assert quantization("model.gguf") is None
+    families = {name.split(":")[0] for name in MODELS} - set(MODELS)
+    assert set(DEFAULTS) == families, "every family has a default"
+    assert all(DEFAULTS[family].split(":")[0] == family and DEFAULTS[family] in MODELS for family in families)
     assert near("lama3.2:1b", MODELS)[0] == "llama3.2:1b"
     assert near("xyzzy", MODELS) == []
 

@@ -1,4 +1,4 @@
-"""The paths that users type.
+"""The paths that users type, and the folder of kvarn's own models.
 
 Non-goal: whether anything is there.
 """
@@ -18,3 +18,12 @@ def user_path(text: str) -> Path:
         home = printable(text.split("/")[0], 80)
         raise KvarnError(f"there is no home folder {home}; check it, or write ./~ for a file whose name begins so")
     return Path(expanded)
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("KVARN_CACHE")
+    return Path(root) if root else user_path("~") / ".cache" / "kvarn"
+
+
+def models_folder() -> Path:
+    return cache_folder() / "models"
