@@ -45,12 +45,22 @@ def meaning(text: str) -> Meant:
         return Meant(own, text)
     if low in DEFAULTS and DEFAULTS[low] in MODELS:
         return Meant(MODELS[DEFAULTS[low]], DEFAULTS[low], f"{text} is short for {DEFAULTS[low]}")
-    is_path = path.suffix == ".gguf" or text.startswith((".", "/", "~"))
-    if _BARE.fullmatch(text) and not is_path:
+    if is_repository(text):
         return Meant(hub_model(text), f"hf:{text}", f"there is no file or folder {text}; taking hf:{text}")
-    if is_path or len(path.parts) > 1:
+    if path.suffix == ".gguf" or "/" in text:
         raise PullFailed(f"{printable(text, 200)}: no such file or folder; check the path")
     raise unknown(text)
+
+
+def is_known(word: str) -> bool:
+    """Whether a word is the name of a model, without a look at other files than kvarn's own."""
+    low = word.lower().removesuffix(":latest")
+    return bool(_HUB.match(word)) or low in MODELS or low in DEFAULTS or (word != "" and _own(word) is not None)
+
+
+def is_repository(word: str) -> bool:
+    """Whether a word has the form org/repo."""
+    return _BARE.fullmatch(word) is not None and not word.endswith(".gguf")
 
 
 def unknown(name: str) -> PullFailed:
