@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import scan_cache_dir
+from support.stub_hub import StubHub
 from support.tiny_gguf import write
 
 from kvarn.cli import main
@@ -58,6 +60,62 @@ def test_list(folder: Path, capsys: pytest.CaptureFixture) -> None:
     text = run(capsys, "list")[1].splitlines()
     assert text[0].split() == ["name", "family", "weights", "size", "modified"]
     assert text[-1].startswith("3 models, ")
+
+
+def test_one_bad_entry_does_not_hide_others(folder: Path, capsys, monkeypatch) -> None:
+    put(folder)
+    (folder / "tensors" / "config.json").write_text("[" * 200_000)
+    (folder / "endless").mkdir()
+    with (folder / "endless" / "config.json").open("wb") as file:
+        file.truncate(1 << 40)  # no machine reads it into memory
+    real = stored.bytes_of
+
+    def bytes_of(path: Path) -> int:
+        if path.name == "broken-Q8_0.gguf":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(stored, "bytes_of", bytes_of)
+    rows = {model["name"]: model["family"] for model in json.loads(run(capsys, "list", "--json")[1])["models"]}
+    assert rows == {"endless": None, "smollm2": "llama", "tensors": None}
+
+
+def test_names_of_rm(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    put(folder)
+    write(folder / "Gemma-Q4.gguf", "llama")
+    status, said, _ = run(capsys, "rm", "-y", "SmolLM2:latest", "gemma-q4", "broken-q8_0.gguf")
+    assert (status, said.startswith("removed smollm2, Gemma-Q4, broken-Q8_0; ")) == (0, True)
+    assert run(capsys, "rm", "-y", "~nouser-at-all/x")[2].startswith("kvarn: there is no home folder")
+    assert sorted(path.name for path in folder.iterdir()) == [".pull-x", "notes.txt", "tensors"]
+
+
+def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, bytes]) -> StubHub:
+    """A repository in a cache that the real library reads."""
+    hub = StubHub(tmp_path / "hub", files)
+    for file in files:
+        hub.hf_hub_download("o/r", file)
+    monkeypatch.setattr(stored, "scan", lambda: scan_cache_dir(tmp_path / "hub"))
+    return hub
+
+
+LARGE = bytes(2 << 20)
+TENSORS = {"config.json": b"{}", "m.safetensors": b"weights", "README.md": b"read"}
+
+
+def test_rm_keeps_large_files_that_it_does_not_name(tmp_path: Path, capsys, monkeypatch) -> None:
+    hub = cached(monkeypatch, tmp_path, {"a-Q8_0.gguf": b"GGUF", "pytorch_model.bin": LARGE, **TENSORS})
+    rows = {model["name"]: model["bytes"] for model in json.loads(run(capsys, "list", "--json")[1])["models"]}
+    assert rows == {"hf:o/r": 9, "hf:o/r:Q8_0": 4}
+    assert run(capsys, "rm", "-y", "hf:o/r/a-Q8_0.gguf")[1] == "removed hf:o/r:Q8_0; 4 bytes freed\n"
+    assert run(capsys, "rm", "-y", "o/r")[1] == "removed hf:o/r; 9 bytes freed\n"
+    assert sorted(path.name for path in hub.snapshot.iterdir()) == ["README.md", "pytorch_model.bin"]
+    assert (hub.snapshot / "pytorch_model.bin").read_bytes() == LARGE
+
+
+def test_rm_of_all_that_is_large_removes_the_repository(tmp_path: Path, capsys, monkeypatch) -> None:
+    hub = cached(monkeypatch, tmp_path, {"a-Q8_0.gguf": LARGE, "README.md": b"read"})
+    assert run(capsys, "rm", "-y", "hf:o/r:q8_0")[1] == "removed hf:o/r:Q8_0; 2.1 MB freed\n"
+    assert not hub.root.exists()
 
 
 def test_all_names(folder: Path, capsys: pytest.CaptureFixture) -> None:

