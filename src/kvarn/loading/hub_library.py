@@ -74,6 +74,7 @@ def bar(download: Callable[..., Any], name: str, size: int, progress: Progress) 
 
 
 REASONS = {  # the library's errors, special ones first
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set",
     "GatedRepoError": "its owner asks for a login",
     "RepositoryNotFoundError": "the hub has no such repository, or hides it",
     "LocalEntryNotFoundError": "the hub cannot be reached",
