@@ -14,10 +14,10 @@ def counted(n: int, noun: str, plural: str | None = None) -> str:
 
 def file_size(n: int) -> str:
     """In decimal units, as download pages and `ls --si` have it: "98 MB", "4.7 GB"."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= factor:
+    for factor, unit, least in ((1e9, "GB", 999.5e6), (1e6, "MB", 999.5e3), (1e3, "kB", 1000)):
+        if n >= least:  # what rounds to a whole unit is given in it
             size = n / factor
-            return f"{size:.1f} {unit}" if size < 10 else f"{size:.0f} {unit}"
+            return f"{size:.1f} {unit}" if size < 9.95 else f"{size:.0f} {unit}"
     return counted(n, "byte")
 
 

@@ -57,15 +57,23 @@ def test_words_are_a_model_and_a_prompt(
     assert parsed(*words) == meaning
 
 
-@pytest.mark.parametrize("command", ["chat", "serve", "bench", "perplexity", "inspect", "pull"])
+@pytest.mark.parametrize("command", ["chat", "serve", "bench", "perplexity", "inspect"])
 def test_every_command_with_a_model_takes_it_as_a_word(command: str) -> None:
     assert parsed("a.gguf", command=command)[0] == "a.gguf"
     assert parsed(command=command)[0] == "smollm2"
-    if command not in ("inspect", "pull"):
+    if command != "inspect":
         assert parsed("-m", "a.gguf", command=command)[0] == "a.gguf"
         assert "[MODEL]" in str(parser_of(command).usage)
         with pytest.raises(UsageError, match=r"the model is given twice, as 'a\.gguf' and with -m b"):
             parsed("a.gguf", "-m", "b", command=command)
+
+
+def test_models_as_other_engines_have_them() -> None:
+    for model in ("Qwen3", "qwen3:latest", "hf.co/org/repo:Q4_K_M", "https://huggingface.co/org/repo"):
+        assert parsed(model, "hello") == (model, "hello")
+        assert parsed(model) == (model, None)
+    assert parsed("org/repo", "hello") == ("org/repo", "hello")
+    assert parsed("either/or") == ("smollm2", "either/or"), "alone it is a text"
 
 
 WRONG = {  # what is typed: what follows `kvarn run: `

@@ -57,7 +57,7 @@ LINES = {
 @pytest.mark.parametrize(("schema", "line"), LINES.values(), ids=LINES)
 def test_output(model: Path, text: Path, schema: str, line: str, capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path))
-    monkeypatch.setattr(stored, "_scan", lambda: None)
+    monkeypatch.setattr(stored, "scan", lambda: None)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.gguf").symlink_to(model)
     words = [{"M": str(model), "T": str(text)}.get(word, word) for word in line.split()]

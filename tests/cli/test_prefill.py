@@ -42,7 +42,7 @@ def test_the_share_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None
     job = job_with(38, 100)
     with PrefillProgress(job, delay=0):  # type: ignore[arg-type]
         assert screen.seen.wait(60)
-    assert screen.getvalue().endswith("\r" + " " * len("reading the prompt  38 %") + "\r")
+    assert screen.getvalue().endswith("reading the prompt  38 %\r\x1b[2K")
 
 
 def test_the_line_goes_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_the_line_goes_with_the_first_token(monkeypatch: pytest.MonkeyPatch) -> 
         thread = next(each for each in threading.enumerate() if each.name == "kvarn-prefill-progress")
         job.request.samples[0].n_output = 1
         thread.join(60)
-        assert screen.getvalue().endswith(" \r"), "removed before the block ends"
+        assert screen.getvalue().endswith("\r\x1b[2K"), "removed before the block ends"
 
 
 def test_without_a_terminal_there_is_no_thread(capsys: pytest.CaptureFixture) -> None:

@@ -15,7 +15,7 @@ from support.fake_hub import COMMIT, FakeHub, running
 from support.tiny_gguf import write
 
 from kvarn.errors import PullFailed
-from kvarn.loading import hub
+from kvarn.loading import hub_library, names
 from kvarn.loading.pull import resolve
 
 IN_TURN = """
@@ -128,7 +128,7 @@ def test_references_and_their_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["hf:", "hf:org", "hf:org//x", "hf:/repo", "hf:org/repo/../x"])
 def test_references_that_name_nothing(name: str) -> None:
     with pytest.raises(PullFailed, match="names no model; write hf:org/repo"):
-        hub.parse(name)
+        names.hub_model(name)
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +143,10 @@ def test_progress_in_bytes() -> None:
     def download(repo: str, tqdm_class: type | None = None) -> None:
         pass
 
-    bar = hub._bar(download, "m", lambda *each: told.append(each))["tqdm_class"]
+    bar = hub_library.bar(download, "m", 100, lambda *each: told.append(each))["tqdm_class"]
     with contextlib.closing(bar(total=100, initial=40, unit="B", unit_scale=True)) as shown:
         shown.update(60)
     with contextlib.closing(bar(total=3)) as files:
         files.update(1)
-    assert told == [("fetching m", 0, None), ("fetching m", 100, 100)], "the bar that counts files says nothing"
-    assert hub._bar(lambda repo: None, "m", lambda *each: None) == {}, "libraries that do not take a bar"
+    assert told == [("fetching m", 0, 100), ("fetching m", 100, 100)], "the bar that counts files says nothing"
+    assert hub_library.bar(lambda repo: None, "m", 0, lambda *each: None) == {}, "libraries that do not take a bar"

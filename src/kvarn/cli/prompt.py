@@ -17,11 +17,12 @@ from kvarn.cli import flags
 from kvarn.cli.parser import UsageError, did_you_mean, shown
 from kvarn.errors import KvarnError
 from kvarn.loading.catalogue import MODELS
+from kvarn.loading.names import is_known, is_repository
 
 RULE = """\
 One word without an option is the model if it is a known name or a file or folder that exists, or
-if it has no spaces and begins with hf: / ./ ../ or ~ or ends in .gguf. Otherwise it is the prompt.
-With -m it is the prompt, with -p or -f it is the model."""
+if it has no spaces and begins with hf: hf.co/ / ./ ../ or ~ or ends in .gguf. Otherwise it is the
+prompt. With -m it is the prompt, with -p or -f it is the model."""
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser, group: flags.Flags) -> None:
@@ -49,7 +50,7 @@ def choose_model_and_prompt(args: argparse.Namespace) -> None:
 def _meaning(words: list[str], has_model: bool, has_prompt: bool) -> tuple[str | None, str | None]:
     """The model and the prompt among the words."""
     if len(words) == 2:
-        if not names_model(words[0]):
+        if not names_model(words[0]) and not is_repository(words[0]):
             nearest = did_you_mean(words[0], MODELS) or "; a prompt of several words needs quotes"
             raise UsageError(f"there is no model {shown(words[0])!r}{nearest}")
         return words[0], words[1]
@@ -71,9 +72,9 @@ def names_model(word: str) -> bool:
 
 
 def has_model_form(word: str) -> bool:
-    """Whether a word is a model wherever it is typed: without a look at the files."""
-    path = word.startswith(("hf:", "/", "./", "../", "~")) or word.endswith(".gguf")
-    return word in MODELS or (path and not any(map(str.isspace, word)))
+    """Whether a word is a model wherever it is typed: without a look at the current folder."""
+    path = word.startswith(("/", "./", "../", "~")) or word.endswith(".gguf")
+    return not any(map(str.isspace, word)) and (path or is_known(word))
 
 
 def read_prompt(args: argparse.Namespace) -> str:

@@ -5,7 +5,8 @@ import sys
 
 from kvarn.cli.manual import describe
 from kvarn.errors import KvarnError, printable
-from kvarn.loading.stored import find, remove, stored_models
+from kvarn.loading.removal import remove
+from kvarn.loading.stored import find, stored_models
 from kvarn.words import file_size
 
 
@@ -20,7 +21,7 @@ kvarn rm qwen3:0.6b
 kvarn rm -y hf:org/repo/model.gguf smollm2""",
         usage="NAME... [OPTIONS]",
     )
-    parser.add_argument("names", metavar="NAME", nargs="+", help="a name or a path, as `kvarn list` shows it")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="a name as `kvarn list` shows it, or a path")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 

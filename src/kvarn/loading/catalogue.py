@@ -27,7 +27,8 @@ class HubModel:
     """A model file on the Hugging Face hub."""
 
     repo: str
-    file: str
+    file: str  # empty: the folder, or the file with these `weights`
+    weights: str = ""  # a quantization that stands for a file: Q4_K_M
 
 
 Model = WheelModel | HubModel
@@ -66,6 +67,19 @@ MODELS: dict[str, Model] = {
     "mistral:7b": HubModel("bartowski/Mistral-7B-Instruct-v0.3-GGUF", "Mistral-7B-Instruct-v0.3-Q4_K_M.gguf"),
 }
 
+# What a family without a size stands for: its smallest model of a billion parameters or more.
+DEFAULTS = {
+    "qwen2.5": "qwen2.5:1.5b",
+    "qwen2.5-coder": "qwen2.5-coder:1.5b",
+    "qwen3": "qwen3:1.7b",
+    "llama3.2": "llama3.2:1b",
+    "llama3.1": "llama3.1:8b",
+    "gemma3": "gemma3:1b",
+    "phi3": "phi3:mini",
+    "tinyllama": "tinyllama:1.1b",
+    "mistral": "mistral:7b",
+}
+
 _QUANTIZATION = re.compile(r"[-._]((?:IQ|TQ|Q)\d\w*|MXFP4\w*|BF16|F16|F32)\.gguf$", re.IGNORECASE)
 
 
@@ -73,6 +87,13 @@ def quantization(file: str) -> str | None:
     """How the weights are stored, as far as the file's name says it: Q4_K_M."""
     found = _QUANTIZATION.search(file)
     return found[1].upper() if found else None
+
+
+def has_weights(file: str, weights: str) -> bool:
+    """Whether a file is a model with this quantization, as far as its name says it."""
+    name = file.rsplit("/", 1)[-1].lower()
+    ends = tuple(f"{sign}{weights.lower()}.gguf" for sign in "-._")
+    return name.endswith(ends) and not name.startswith("mmproj")  # those are parts of vision models
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:

@@ -2,30 +2,29 @@
 
 An index is asked for the files of a project (PEP 691: JSON; PEP 503: HTML). The wheel is streamed into a
 folder under a temporary name, its length and its hash are compared with what the index says, and only
-then it gets its name. Proxies come from the environment, credentials from the URL or from netrc.
-Non-goals: choosing versions or platforms (the version is given, and the wheel fits every platform),
-dependencies, resuming.
+then it gets its name. What an index says is not trusted: types, lengths and addresses are checked.
+Non-goals: passwords and certificates (index_access.py), choosing versions or platforms (the version is
+given, and the wheel fits every platform), dependencies, resuming.
 """
 
 import hashlib
 import json
-import netrc
 import os
 import re
-import ssl
-from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
-from urllib.request import BaseHandler, HTTPSHandler, OpenerDirector, Request, build_opener, url2pathname
+from urllib.request import OpenerDirector, Request, url2pathname
 
 from kvarn.errors import PullFailed, printable
+from kvarn.loading.addresses import BadAddress, parsed, public, without_logins
+from kvarn.loading.index_access import opener_of
 from kvarn.loading.index_settings import Indexes
 from kvarn.loading.progress import Progress
 
@@ -46,31 +45,38 @@ def fetch(requirement: str, folder: Path, indexes: Indexes, longest: int, progre
     """The wheel of `project==version`, in `folder`. Wheels of more than `longest` bytes are refused."""
     project, _, version = requirement.partition("==")
     reasons = []
+    if indexes.unreadable:
+        reasons.append(f"{BadAddress()}; check PIP_INDEX_URL and the other settings of pip and uv")
     for url in indexes.urls:
         try:
-            opener = _opener(indexes)
-            page = f"{_public(url).rstrip('/')}/{_normal(project)}/"
+            opener = opener_of(indexes, url)
+            page = f"{public(url).rstrip('/')}/{_normal(project)}/"
             links = _links(opener, page, indexes.timeout)
             link = next((each for each in links if _is_wheel_of(each.file, project, version)), None)
             if link is not None:
-                return _download(opener, link, folder, indexes.timeout, longest, requirement, progress)
+                address = _address_of(link, page)
+                return _download(opener, link, address, folder, indexes.timeout, longest, requirement, progress)
             reasons.append("the index has no wheel of this version")
-        except (OSError, HTTPException, ValueError) as e:
+        except (OSError, HTTPException, ValueError, OverflowError) as e:
             reasons.append(_reason(e))
     raise PullFailed(reasons[-1] if reasons else "no package index is configured")
 
 
 def _reason(error: Exception) -> str:
+    """Why it failed, without any part of an address: it could be part of a password."""
     if isinstance(error, PullFailed):
         return str(error)
     if isinstance(error, HTTPError):
         error.close()
         if error.code == 404:
             return "the index does not have it"
-        return f"the index answered {error.code} {printable(str(error.reason), 80)}"
+        return f"the index answered {error.code} {printable(without_logins(str(error.reason)), 80)}"
     cause = error.reason if isinstance(error, URLError) else error
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return printable(text, 200) or type(cause).__name__
+    if isinstance(cause, BadAddress | InvalidURL | UnicodeError):
+        return str(BadAddress())
+    if isinstance(cause, OSError) and (text := cause.strerror or str(cause)):
+        return printable(without_logins(text), 200)
+    return "its answer cannot be used" if isinstance(cause, str) else f"it failed with {type(cause).__name__}"
 
 
 def _normal(project: str) -> str:
@@ -103,40 +109,89 @@ def _links(opener: OpenerDirector, page: str, timeout: float) -> list[Link]:
         kind = answer.headers.get_content_type()
     if kind == _JSON:
         return _json_links(body, url)
+    return _html_links(body, url)
+
+
+def _no_list() -> PullFailed:
+    return PullFailed("the index answered with something that is no list of files")
+
+
+def _html_links(body: bytes, url: str) -> list[Link]:
     parser = _Page()
-    parser.feed(body.decode("utf-8", "replace"))
+    try:
+        parser.feed(body.decode("utf-8", "replace"))
+    except AssertionError:  # how the parser says that a declaration is malformed
+        raise _no_list() from None
     links = []
     for href in parser.hrefs:
-        target, fragment = urldefrag(urljoin(urljoin(url, parser.base), href))
-        name, _, digest = fragment.partition("=")
-        hashes = {name: digest} if digest else {}
-        links.append(Link(unquote(urlsplit(target).path.rsplit("/", 1)[-1]), target, hashes))
+        with suppress(ValueError):  # a malformed address cannot be the one that is needed
+            target, fragment = urldefrag(urljoin(urljoin(url, parser.base), href))
+            name, _, digest = fragment.partition("=")
+            hashes = {name: digest} if digest else {}
+            links.append(Link(unquote(urlsplit(target).path.rsplit("/", 1)[-1]), target, hashes))
     return links
 
 
 def _json_links(body: bytes, url: str) -> list[Link]:
     try:
         files = json.loads(body)["files"]
-        return [Link(each["filename"], urljoin(url, each["url"]), dict(each.get("hashes") or {})) for each in files]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise PullFailed("the index answered with something that is no list of files") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _no_list() from None
+    if not isinstance(files, list):
+        raise _no_list()
+    return [link for each in files if (link := _json_link(each, url)) is not None]
+
+
+def _json_link(entry: Any, url: str) -> Link | None:
+    """None if the entry is none."""
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("filename", "url")):
+        return None
+    hashes = entry.get("hashes")
+    texts = {name: text for name, text in hashes.items() if isinstance(text, str)} if isinstance(hashes, dict) else {}
+    with suppress(ValueError):
+        return Link(entry["filename"], urljoin(url, entry["url"]), texts)
+    return None
+
+
+def _address_of(link: Link, page: str) -> str:
+    """The address of a file, if the page may name it: an index on the network may not name files of this machine."""
+    url = public(link.url)
+    if parsed(url).scheme == "file" and parsed(page).scheme != "file":
+        raise PullFailed("the index names a file of this machine, which is refused")
+    return _regular(url)
+
+
+def _regular(url: str) -> str:
+    """Reading a pipe or a device may never end."""
+    parts = parsed(url)
+    path = Path(url2pathname(parts.path))
+    if parts.scheme == "file" and path.exists() and not path.is_file():
+        raise PullFailed("the index names something that is no regular file, which is refused")
+    return url
 
 
 def _openable(url: str) -> str:
     """For folders, as pip has it: their index.html."""
-    parts = urlsplit(url)
+    parts = parsed(url)
     if parts.scheme == "file" and Path(url2pathname(parts.path)).is_dir():
-        return url.rstrip("/") + "/index.html"
-    return url
+        url = url.rstrip("/") + "/index.html"
+    return _regular(url)
 
 
 def _download(
-    opener: OpenerDirector, link: Link, folder: Path, timeout: float, longest: int, what: str, progress: Progress
+    opener: OpenerDirector,
+    link: Link,
+    address: str,
+    folder: Path,
+    timeout: float,
+    longest: int,
+    what: str,
+    progress: Progress,
 ) -> Path:
     known = next((name for name in ("sha256", "sha512", "sha384") if name in link.hashes), None)
     digest = hashlib.new(known or "sha256")
     partial = folder / "download.part"
-    with opener.open(Request(link.url), timeout=timeout) as answer, partial.open("wb") as out:
+    with opener.open(Request(address), timeout=timeout) as answer, partial.open("wb") as out:
         length = answer.headers.get("Content-Length", "")
         total = int(length) if length.isdecimal() else None
         done = _stream(answer, out, digest.update, longest, lambda n: progress(f"fetching {what}", n, total))
@@ -162,61 +217,3 @@ def _stream(
         out.write(piece)
         tell(done)
     return done
-
-
-def _opener(indexes: Indexes) -> OpenerDirector:
-    return build_opener(_Credentials(indexes.urls), _Secure(indexes))
-
-
-def _public(url: str) -> str:
-    """Without user and password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-class _Credentials(BaseHandler):
-    """Adds the Authorization of each host, and never sends it to another host after a redirect."""
-
-    def __init__(self, urls: tuple[str, ...]) -> None:
-        self._secrets: dict[str, tuple[str, str]] = {}
-        for parts in map(urlsplit, urls):
-            if "@" in parts.netloc:
-                secret = (unquote(parts.username or ""), unquote(parts.password or ""))
-                self._secrets[parts.netloc.rpartition("@")[2]] = secret
-
-    def http_request(self, request: Request) -> Request:
-        secret = self._secrets.get(request.host) or _from_netrc(request.host.partition(":")[0])
-        if secret:
-            value = b64encode(":".join(secret).encode()).decode()
-            request.add_unredirected_header("Authorization", f"Basic {value}")
-        return request
-
-    https_request = http_request
-
-
-def _from_netrc(host: str) -> tuple[str, str] | None:
-    with suppress(OSError, netrc.NetrcParseError):
-        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-        return None if found is None else (found[0], found[2] or "")
-    return None
-
-
-class _Secure(HTTPSHandler):
-    """Checks certificates, except those of trusted hosts."""
-
-    def __init__(self, indexes: Indexes) -> None:
-        super().__init__()
-        self._indexes = indexes
-
-    def https_open(self, request: Request) -> HTTPResponse:
-        host = getattr(request, "_tunnel_host", None) or request.host  # behind a proxy, `host` is the proxy
-        trusted = {host, host.partition(":")[0]} & self._indexes.trusted
-        return self.do_open(HTTPSConnection, request, context=self._tls(checked=not trusted))
-
-    def _tls(self, checked: bool) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        if not checked:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        elif self._indexes.certificates:
-            context.load_verify_locations(self._indexes.certificates)
-        return context

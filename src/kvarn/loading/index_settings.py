@@ -15,9 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
+
+from kvarn.errors import KvarnError
+from kvarn.loading.addresses import BadAddress, parsed
+from kvarn.loading.paths import user_path
 
 _TIMEOUT = 30.0  # seconds without a byte
+_LONGEST_TIMEOUT = 86_400.0
 _NAMED = re.compile(r"([A-Za-z0-9._-]+)=(.+)")  # uv: name=url
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # pip takes them, too; Python itself takes SSL_CERT_FILE
 
@@ -28,6 +33,7 @@ class Indexes:
     trusted: frozenset[str]  # hosts, or host:port, whose certificates are not checked
     certificates: str | None  # a file; None: those of the system
     timeout: float
+    unreadable: int = 0  # how many addresses are malformed; they are left out
 
 
 def configured(environment: Mapping[str, str] = os.environ) -> Indexes:
@@ -50,31 +56,39 @@ def configured(environment: Mapping[str, str] = os.environ) -> Indexes:
     first = next((text for text in one if text), None)
     found = [] if first is None else [first.strip()]
     found += [text for texts in more for text in texts.split()]
+    addresses = [_address(text, environment) for text in found]
     given = (pip.get("cert"), *(environment.get(name) for name in _CERTIFICATES))
     return Indexes(
-        urls=tuple(dict.fromkeys(_address(text, environment) for text in found)),
+        urls=tuple(dict.fromkeys(url for url in addresses if url is not None)),
         trusted=frozenset(
             (*pip.get("trusted-host", "").split(), *environment.get("UV_INSECURE_HOST", "").split(), *uv.insecure)
         ),
         certificates=next((path for path in given if path), None),
         timeout=_seconds(pip.get("timeout") or environment.get("PIP_DEFAULT_TIMEOUT")),
+        unreadable=addresses.count(None),
     )
 
 
 def _seconds(text: str | None) -> float:
     try:
-        return float(text) if text and float(text) > 0 else _TIMEOUT
+        seconds = float(text or "")
     except ValueError:
         return _TIMEOUT
+    return seconds if 0 < seconds <= _LONGEST_TIMEOUT else _TIMEOUT
 
 
-def _address(text: str, environment: Mapping[str, str]) -> str:
-    """A URL: without uv's name, with the user and the password that uv has for the name."""
+def _address(text: str, environment: Mapping[str, str]) -> str | None:
+    """A URL: without uv's name, with the user and the password that uv has for the name. None if it is malformed."""
     named = _NAMED.fullmatch(text)
     name, url = (named[1], named[2]) if named and "://" not in named[1] else (None, text)
-    parts = urlsplit(url)
-    if not parts.scheme:
-        return Path(url).expanduser().absolute().as_uri()
+    try:
+        if "://" not in url and not url.startswith("file:"):
+            return user_path(url).absolute().as_uri()
+        parts = parsed(url)
+    except (BadAddress, KvarnError):
+        return None
+    if parts.fragment:  # a # in the password: the rest of the address is not one
+        return None
     if name is None or "@" in parts.netloc:
         return url
     prefix = "UV_INDEX_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -6,7 +6,6 @@ Non-goals: what applies where a model recommends nothing (engine/params.py).
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,9 +49,10 @@ def _in_range(where: str, values: Mapping[str, Any], keys: Mapping[str, str]) ->
         value = values.get(key)
         if value is None:
             continue
-        if name == "top_k" and value == -1:  # some files switch it off like this
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and name == "top_k" and value == -1:  # some files switch it off like this
             value = 0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _fits(name, value):
+        if not is_number or not _fits(name, value):
             said = printable(repr(value), 40)
             log.warning("%s: %s is %s, which is out of range: it is not used", printable(where), key, said)
         else:
@@ -61,8 +61,7 @@ def _in_range(where: str, values: Mapping[str, Any], keys: Mapping[str, str]) ->
 
 
 def _fits(name: str, value: float) -> bool:
-    if not math.isfinite(value):
-        return False
+    """False for what is no finite number; integers of any size can be compared."""
     return {
         "temperature": 0 <= value <= 100,
         "top_k": 0 <= value < 1 << 31 and value == int(value),

