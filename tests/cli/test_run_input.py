@@ -110,7 +110,7 @@ def test_a_word_that_was_taken_for_the_prompt_is_said_on_a_terminal(tiny: Path, 
         args = parser_of("run").parse(words)
         assert args is not None
         assert args.guessed == guessed
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     said = io.StringIO()
     monkeypatch.setattr(said, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", said)

@@ -5,6 +5,7 @@ prompt opens the chat instead.
 """
 
 import argparse
+import os
 import sys
 import time
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--logprobs needs --json")
     if args.guessed and sys.stderr.isatty():
         note = f"continuing {printable(args.guessed, 40)!r} with {args.model} (as an option: {as_prompt(args.guessed)})"
-        print(f"\x1b[2m{note}\x1b[0m", file=sys.stderr)
+        print(note if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[2m{note}\x1b[0m", file=sys.stderr)
     prompt, params = read_prompt(args), flags.sampling_params(args)
     began = time.perf_counter()
     llm = flags.load(args, args.trust_messages)
