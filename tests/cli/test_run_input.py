@@ -32,6 +32,7 @@ def test_a_pipe_or_a_file_follows_the_prompt(tmp_path: Path, monkeypatch: pytest
     os.close(writer)
     (tmp_path / "text").write_text("from a file\n")
     (tmp_path / "empty").touch()
+    (tmp_path / "blank").write_text(" \n")
     for opened, words, expected in (
         (os.fdopen(reader), ["Sum up:"], "Sum up:\n\nfrom a pipe\n"),
         ((tmp_path / "text").open(), ["Sum up:"], "Sum up:\n\nfrom a file\n"),
@@ -41,6 +42,7 @@ def test_a_pipe_or_a_file_follows_the_prompt(tmp_path: Path, monkeypatch: pytest
         ((tmp_path / "text").open(), [""], "from a file\n"),
         ((tmp_path / "text").open(), ["smollm2"], "from a file\n"),
         ((tmp_path / "text").open(), ["-f", str(tmp_path / "text")], "from a file\n"),
+        ((tmp_path / "blank").open(), ["Sum up:"], "Sum up:"),
         ((tmp_path / "empty").open(), ["Sum up:"], "Sum up:"),
         (Path("/dev/null").open(), ["Sum up:"], "Sum up:"),  # noqa: SIM115 (closed below)
         (io.StringIO("no file"), ["Sum up:"], "Sum up:"),

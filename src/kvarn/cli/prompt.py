@@ -115,7 +115,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         return flags.read_input()
     if args.prompt is not None:
         piped = wait_for_input() if args.is_word and is_fed() else ""
-        return "\n\n".join(filter(None, (str(args.prompt), piped)))
+        return "\n\n".join(filter(None, (str(args.prompt), piped if piped.strip() else "")))
     if sys.stdin.isatty() or not (piped := flags.read_input()):
         model = shlex.quote(args.model)
         ways = f'give a prompt: kvarn run {model} "TEXT", or -f FILE, or through a pipe'
