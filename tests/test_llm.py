@@ -139,7 +139,7 @@ def test_run_refuses_in_one_line(flags: list[str], message: str, capsys: pytest.
     defaults = [] if "-m" in flags else ["-m", str(model("smollm2"))]
     assert main(["run", *defaults, *flags]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("kvarn: ")
+    assert error.startswith("kvarn run: ")
     assert message in error
     assert error.count("\n") == 1
 

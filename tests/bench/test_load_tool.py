@@ -50,7 +50,7 @@ def test_refusals_are_counted_and_not_hidden(server: Served, capsys: pytest.Capt
     assert main(["bench", "serve", *flags]) == 1
     captured = capsys.readouterr()
     assert "0 of 2 in " in captured.out
-    assert captured.err.startswith("kvarn: no request was completed: status 400 (the prompt has ")
+    assert captured.err.startswith("kvarn bench serve: no request was completed: status 400 (the prompt has ")
     assert captured.err.count("\n") == 1
 
 
@@ -59,7 +59,6 @@ def test_refusals_are_counted_and_not_hidden(server: Served, capsys: pytest.Capt
     [
         (["--url", "http://127.0.0.1:1"], "does not answer"),
         (["--url", "ftp://x"], "give one like http://127.0.0.1:8000"),
-        (["--goodput", "speed:5"], "give a measure and milliseconds"),
         (["--rate", "0"], "a rate of 0.0 per second"),
         (["--requests", "0"], "requests is 0; it must be at least 1"),
         (["--shared-prefix-len", "500"], "does not fit an input of 128"),

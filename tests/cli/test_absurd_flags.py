@@ -56,7 +56,7 @@ def test_absurd_flags_get_one_line(tiny: Path, capsys: pytest.CaptureFixture, li
     assert main([command, *model, *flags]) == 1
     said = capsys.readouterr()
     assert re.search(message, said.err), said.err
-    assert said.err.startswith("kvarn: ")
+    assert said.err.startswith(f"kvarn {command}: ")
     assert said.err.count("\n") == 1
 
 

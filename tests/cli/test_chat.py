@@ -1,6 +1,7 @@
 """`kvarn chat` as a person uses it: the real program in a pseudo-terminal, and in a pipe."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from support.serving import MAIN, tiny_model
-from support.terminal import CTRL_C, CTRL_D, CTRL_R, ENTER, ESCAPE, TAB, UP, Terminal, pasted, terminal
+from support.terminal import CTRL_C, CTRL_D, CTRL_R, CTRL_Z, ENTER, ESCAPE, TAB, UP, Terminal, pasted, terminal
+
+from kvarn.cli import main
 
 COLOUR = re.compile(rb"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7])\b[0-9;]*m")
 
@@ -72,7 +75,8 @@ def test_ways_to_type_several_lines(chat: Terminal, tmp_path: Path) -> None:
 
 
 def test_a_message_that_begins_with_a_slash(chat: Terminal, tmp_path: Path) -> None:
-    assert "/etc/hosts: /help lists the commands; //etc/hosts sends it" in chat.say("/etc/hosts what")
+    shown = chat.say("/etc/hosts what").replace("\n", " ")
+    assert "/etc/hosts: /help lists the commands; to send it as a message: //etc/hosts what" in shown
     assert "did you mean /explain?" in chat.say("/explian")
     chat.say("//etc/hosts what")
     assert questions(chat, tmp_path) == ["/etc/hosts what"]
@@ -108,7 +112,7 @@ def test_a_new_system_message_keeps_the_turns(chat: Terminal, tmp_path: Path) ->
 
 
 def test_what_an_answer_cost(chat: Terminal) -> None:
-    assert re.search(r"\d+ \+ 4 tokens, \d+ reused(, \d+/s)?; stopped by -n", chat.say("ab"))
+    assert re.search(r"\d+ \+ 4 tokens, \d+ reused(, \d+/s)?; stopped by -n 4", chat.say("ab"))
     shown = chat.say(f"/expl{TAB}").replace("\n", " ")
     assert re.search(r"reused \d+ of \d+ prompt tokens.* the answer has 4 tokens", shown)
     assert re.search(r"held +\d+ tokens of 4,096 \(\d+%\)", chat.say("/cache"))
@@ -187,6 +191,32 @@ def test_typing_and_interrupting_during_an_answer(model: Path, tmp_path: Path) -
         assert chat.echoes, "the terminal is as it was"
 
 
+def test_suspending_restores_the_terminal(model: Path, tmp_path: Path) -> None:
+    with terminal(["chat", "-m", str(model), "-c", "0", "--ignore-eos"], KVARN_CACHE=str(tmp_path)) as chat:
+        chat.at_prompt()
+        chat.type("ab" + ENTER)
+        chat.until(lambda shown: len(shown.partition("> ab\n")[2]) > 40, "the beginning of an answer")
+        chat.type(CTRL_Z)
+        chat.until_stopped()
+        assert chat.echoes, "the shell gets its terminal"
+        chat.process.send_signal(signal.SIGCONT)
+        before = len(chat.raw)
+        chat.until(lambda shown: len(chat.raw) > before + 200, "more of the answer")
+        assert not chat.echoes
+        chat.type(CTRL_C)
+        chat.wait_for("; stopped")
+
+
+def test_a_failed_line_in_a_pipe_is_an_exit_status(model: Path, capsys, monkeypatch) -> None:
+    for typed, status in (("ab\n/load /nowhere\n/help\n", 1), ("ab\n/help\n", 0)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        assert main(["chat", str(model), "-n", "2"]) == status
+        said = capsys.readouterr()
+        assert said.err == ("/nowhere: no such file\n" if status else "")
+        assert "lists the commands" not in said.err
+        assert "//TEXT" in said.out, "the lines after it are read"
+
+
 def test_a_terminal_that_cannot_move_its_cursor(model: Path, tmp_path: Path) -> None:
     with terminal(["chat", "-m", str(model), "-n", "2"], TERM="dumb", KVARN_CACHE=str(tmp_path)) as chat:
         chat.wait_for(">")
@@ -207,9 +237,9 @@ def test_a_pipe_gets_plain_text_and_a_terminal_gets_no_control_characters(model:
     command = [sys.executable, "-c", MAIN, "chat", "-m", str(model), *flags]
     typed, environment = b"ab\n\xff\n/nosuch\n", os.environ | {"TERM": "xterm"}
     piped = subprocess.run(command, input=typed, capture_output=True, env=environment, timeout=60)
-    assert piped.returncode == 0
+    assert piped.returncode == 1, "a line was refused"
     assert piped.stderr.decode() == (
-        "there is no command /nosuch: /help lists the commands; //nosuch sends it as a message\n"
+        "there is no command /nosuch: /help lists the commands; to send it as a message: //nosuch\n"
     )
     assert b"\x1b" in piped.stdout, "a pipe gets the answer as it is"
     assert b"tokens" not in piped.stdout
@@ -234,5 +264,5 @@ def on_a_terminal(command: list[str], typed: bytes, environment: dict[str, str])
             with contextlib.suppress(OSError):  # the other end is closed
                 while piece := reader.read(65536):
                     shown += piece
-    assert process.returncode == 0
+    assert process.returncode == 1
     return shown

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -97,7 +96,16 @@ WRONG = {  # what is typed: what follows `kvarn run: `
     "a.gguf b c": "'c' is one word too many: put a text of several words in quotes",
     "hello world": "there is no model 'hello'; a prompt of several words needs quotes",
     "smolm2 hello": "there is no model 'smolm2'; did you mean smollm2?",
-    "smolm2": "there is no model 'smolm2'; did you mean smollm2? (to continue this text, use -p)",
+    "smolm2": "there is no model 'smolm2'; did you mean smollm2, smollm2:360m or smollm2:135m? "
+    "(for a prompt of one word: -p smolm2)",
+    "gpt-4o": "there is no model 'gpt-4o'; `kvarn list --all` shows the names (for a prompt of one word: -p gpt-4o)",
+    "-ngl 99 x": "there is no option -ngl: kvarn computes on the CPU; leave it out",
+    "x -fa": "there is no option -fa: there is one attention, and it needs no option; leave it out",
+    "x --max-model-len=9": "there is no option --max-model-len: use -c N",
+    "--chatter x": "there is no option --chatter (kvarn run --help lists the options)",
+    "a.gguf -- b -n 5": "everything after -- is text: put options before it, and put a text of several words in quotes",
+    "-p a --echo --system b": "--echo prints a text and its continuation: leave it out with --chat",
+    "--stop-token-ids=-1": "--stop-token-ids is '-1'; it must be token ids with commas between them, as in 1,2",
     "smollm2 -m a.gguf": "the model is given twice, as 'smollm2' and with -m (to continue this text, use -p)",
     "smollm2 hello -m b": "the model is given twice, as 'smollm2' and with -m b: leave one out",
     "smollm2 hello -p b": "the prompt is given twice, as 'hello' and with -p: leave one out",
@@ -114,6 +122,23 @@ def test_a_wrong_command_line_gets_one_line(line: str, error: str, capsys: pytes
     assert capsys.readouterr() == ("", f"kvarn run: {error}\n")
 
 
+@pytest.mark.parametrize(
+    "word", ["llama3", "Llama", "qwen", "phi4", "deepseek-r1", "org/name", "qwen3:9b", "SmolLM2", "smollm", "mistral"]
+)
+def test_a_word_that_looks_like_a_model_is_no_prompt(word: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["run", word]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvarn run: there is no model {word!r}; ")
+    assert error.endswith(f" (for a prompt of one word: -p {word})\n")
+
+
+@pytest.mark.parametrize(
+    "word", ["hello", "Question:", "2024", "3.14", "1+1=", "don't", "well-known", "日本語", "/", ":"]
+)
+def test_other_words_are_prompts(word: str) -> None:
+    assert word == "/" or parsed(word) == ("smollm2", word)
+
+
 WRONG_COMMANDS = {
     "rnu": "kvarn: there is no command 'rnu'; did you mean run? (kvarn --help lists them)",
     "help rnu": "kvarn: there is no command 'rnu'; did you mean run? (kvarn --help lists them)",
@@ -121,6 +146,15 @@ WRONG_COMMANDS = {
     "bench serve --rate x": "kvarn bench serve: --rate is 'x'; it must be a number",
     "perplexity": "kvarn perplexity: give the text with -f FILE",
     "chat -s x": "kvarn chat: there is no option -s (kvarn chat --help lists the options)",
+    "chat smollm2 hello": "kvarn chat: 'hello' is one word too many; usage: kvarn chat [MODEL] [OPTIONS]",
+    "ls hello": "kvarn list: 'hello' is one word too many; usage: kvarn list [OPTIONS]",
+    "bench -p abc": "kvarn bench: -p is 'abc'; give whole numbers with commas between them, as in 0,1024",
+    "bench --cache ring,pagd": "kvarn bench: --cache is 'pagd'; it must be one of contiguous, head-major, repeated, "
+    "ring, sliding, sinks, paged, auto; did you mean paged?",
+    "strategies --heads 9": "kvarn strategies: --heads is '9'; give query heads / KV heads, as in 9/3",
+    "bench serve --goodput x": "kvarn bench serve: --goodput x: give a measure and milliseconds, as in ttft:500 "
+    "(ttft, tpot, e2e)",
+    "list --max-model-len 9": "kvarn list: there is no option --max-model-len (kvarn list --help lists the options)",
     "completion": "kvarn completion: SHELL is missing (kvarn completion --help lists the options)",
     "completion tcsh": "kvarn completion: SHELL is 'tcsh'; it must be one of bash, zsh, fish",
 }
@@ -249,12 +283,3 @@ def test_log_probabilities_are_in_the_json(tiny: Path, capsys: pytest.CaptureFix
     for each in report["logprobs"]:
         assert len(each["top"]) == 2
         assert each["top"][0] == {"token": each["token"], "logprob": each["logprob"]}, "greedy"
-
-
-def test_without_a_prompt_on_a_terminal(tiny: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    assert main(["run", str(tiny)]) == 2
-    assert capsys.readouterr().err == (
-        f'kvarn run: give a prompt: kvarn run {tiny} "TEXT", or -f FILE, or through a pipe; '
-        f"for a conversation: kvarn chat {tiny}\n"
-    )

@@ -56,6 +56,14 @@ TYPED = {  # the words of the line, the last one incomplete: what completes it
     ("bench", "--ra"): [],
     ("completion", ""): ["bash", "zsh", "fish"],
     ("help", "per"): ["perplexity"],
+    ("help", "b"): ["bench"],
+    ("help", "bench", ""): ["serve"],
+    ("rm", "mill-"): ["mill-big:10b"],
+    ("rm", "mill", ":", "1"): ["10b"],
+    ("bench", "--cache", "pa"): ["paged"],
+    ("bench", "--cache", "paged,ri"): ["paged,ring"],
+    ("bench", "--cache", "=", "paged,ri"): ["paged,ring"],
+    ("bench", "--cache-type", "f16,"): ["f16,f32", "f16,f16", "f16,bf16", "f16,int8"],
     ("nosuch", ""): [],
 }
 

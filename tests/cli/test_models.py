@@ -138,9 +138,9 @@ def test_rm_by_name_and_by_path(folder: Path, capsys: pytest.CaptureFixture) -> 
 def test_one_wrong_name_removes_nothing(folder: Path, capsys: pytest.CaptureFixture) -> None:
     put(folder)
     before = sorted(folder.iterdir())
-    error = "kvarn: smolm2 is not on this machine; did you mean smollm2?\n"
+    error = "kvarn rm: smolm2 is not on this machine; did you mean smollm2?\n"
     assert run(capsys, "rm", "-y", "smollm2", "smolm2") == (1, "", error)
-    error = "kvarn: xyzzy is not on this machine; `kvarn list` shows what is here\n"
+    error = "kvarn rm: xyzzy is not on this machine; `kvarn list` shows what is here\n"
     assert run(capsys, "rm", "-y", "xyzzy") == (1, "", error)
     assert sorted(folder.iterdir()) == before
 
@@ -212,7 +212,7 @@ def test_files_that_the_library_shares_are_removed_together(folder: Path, tmp_pa
     both = "hf:o/two/a.gguf hf:o/two/b.gguf"
     assert (
         error
-        == f"kvarn: hf:o/two/a.gguf shares its storage with hf:o/two/b.gguf; remove them together: kvarn rm {both}\n"
+        == f"kvarn rm: hf:o/two/a.gguf shares its storage with hf:o/two/b.gguf; remove them together: kvarn rm {both}\n"
     )
     assert (snapshot / "a.gguf").exists()
     assert (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").exists(), "all or nothing"

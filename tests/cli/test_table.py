@@ -1,12 +1,14 @@
 """Tables in terminals of any width, and the digits of JSON numbers."""
 
 import io
+import json
 import math
 
 import pytest
 
 from kvarn.cli import table
-from kvarn.cli.table import print_table, tidy
+from kvarn.cli.safe_text import safe
+from kvarn.cli.table import print_json, print_table, tidy
 
 HEADER = ("name", "one", "second", "third")
 ROWS = [("alpha", "1", "22", "333"), ("b", "4444", "5", "6")]
@@ -86,6 +88,9 @@ def test_the_width_is_that_of_the_terminal_only(monkeypatch) -> None:
 
 NUMBERS = {  # key: what is given, what is printed
     "load_ms": (807.6106649999701, 807.611),
+    "ms": (0.12345678, 0.123),
+    "params": (0.12345678, 0.123457),
+    "items": (0.12345678, 0.123457),
     "ms_per_step": (22.09214, 22.092),
     "seconds": (1.23456, 1.235),
     "tok_s": (69.8248, 69.82),
@@ -119,3 +124,24 @@ def test_what_is_inside_has_the_digits_of_its_key() -> None:
         "samples": [1.23, 2.0],
         "rows": [{"tok_s": 1.23, "ppl": 1.23457}],
     }
+
+
+HOSTILE = "\x1b\x7f\x9b\u061c\u200b\u200e\u200f\u202e\u2028\u2060\u2066\ufeff\U000e0041"
+
+
+def test_json_cannot_control_a_terminal(monkeypatch) -> None:
+    given = {"text": f"日本語 {HOSTILE} \U0001f600\n\t", "more": [1, 2]}
+    for screen in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stdout", screen)
+        print_json(given)
+        shown = screen.getvalue()
+        assert json.loads(shown) == given
+        assert "日本語" in shown, "what can be read stays"
+        assert any(c in shown for c in HOSTILE) is not screen.isatty(), "a file gets the text as it is"
+
+
+def test_what_controls_or_hides_text_is_replaced() -> None:
+    assert set(safe(HOSTILE)) == {"\N{REPLACEMENT CHARACTER}", "\n"}
+    stays = "a\tb\n\u200c\u200d\ufe0f"  # joiners: Persian, emoji
+    assert safe(stays) == stays
+    assert safe("a\rb\r\n") == "ab\n"

@@ -75,7 +75,7 @@ def test_a_named_model_from_pull_to_rm(tmp_path: Path) -> None:
     (model,) = json.loads(listed.out)["models"]
     assert (model["name"], model["path"], model["bytes"]) == ("qwen3:0.6b", str(path), len(LONG))
     assert missing[:2] == (1, "")
-    assert missing.err == "kvarn: qwen3:0.5b is not on this machine; did you mean qwen3:0.6b?\n"
+    assert missing.err == "kvarn rm: qwen3:0.5b is not on this machine; did you mean qwen3:0.6b?\n"
     assert removed.out == "removed qwen3:0.6b; 13 MB freed\n"
     assert not path.exists()
     assert json.loads(empty.out)["models"] == []
@@ -120,7 +120,8 @@ def test_references_and_their_errors(tmp_path: Path) -> None:
     assert COMMIT in a.out, "all repositories here have the same commit, and only the right one was touched"
     assert "could not be fetched (the hub has no such repository, or hides it); check the name" in nothing.err
     assert (
-        no_file.err == "kvarn: o/two on the hub has no file c.gguf; it has a-Q8_0.gguf, sub/b.gguf, sub/a-Q8_0.gguf\n"
+        no_file.err
+        == "kvarn pull: o/two on the hub has no file c.gguf; it has a-Q8_0.gguf, sub/b.gguf, sub/a-Q8_0.gguf\n"
     )
     assert offline == (0, folder.out, ""), "a folder that is here is used without the hub"
 

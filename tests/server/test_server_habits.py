@@ -88,7 +88,7 @@ def test_any_model_name_is_answered_by_the_real_model(server: Served) -> None:
 
 def test_an_empty_alias_is_refused(capsys: pytest.CaptureFixture) -> None:
     assert main(["serve", "--alias", ""]) == 1
-    assert capsys.readouterr().err.startswith("kvarn: --alias is empty")
+    assert capsys.readouterr().err.startswith("kvarn serve: --alias is empty")
 
 
 def test_created_is_the_start_of_the_server(server: Served) -> None:

@@ -155,7 +155,7 @@ def test_a_port_in_use_is_reported_in_one_line(model: Path, capsys: pytest.Captu
         port = str(taken.getsockname()[1])
         assert main(["serve", "-m", str(model), "--port", port]) == 1
     error = capsys.readouterr().err
-    assert error == f"kvarn: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert error == f"kvarn serve: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
     assert main(["serve", "-m", str(model), "-np", "600"]) == 1
     assert "raise -b above -np" in capsys.readouterr().err
 

@@ -65,6 +65,15 @@ class Terminal:
             assert self._read(left), f"the program ended and did not show {what}:\n{self.text}"
         return self.text
 
+    def until_stopped(self) -> None:
+        """Wait until the program is suspended. What it writes meanwhile is shown."""
+        end = time.monotonic() + SECONDS
+        what = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self.process.pid, what) is None:
+            left = end - time.monotonic()
+            assert left > 0, f"the program is not suspended:\n{self.text}"
+            assert self._read(left), f"the program ended:\n{self.text}"
+
     def at_prompt(self, n: int = 1) -> str:
         """Wait until the last line is an empty prompt, and there are n prompts."""
         return self.until(

@@ -12,7 +12,8 @@ from io import TextIOWrapper
 from typing import Any
 
 from kvarn import __version__
-from kvarn.cli.interrupt import STATUS, FirstInterruptEnds, Interrupted, SecondInterruptEnds, end_line
+from kvarn.cli.interrupt import STATUS, Failed, FirstInterruptEnds, Interrupted, SecondInterruptEnds, end_line
+from kvarn.cli.manual import wrapped
 from kvarn.cli.parser import Parser, UsageError, did_you_mean
 from kvarn.errors import BadLogits, KvarnError, printable
 
@@ -24,9 +25,9 @@ COMMANDS = {
     "bench": "measure speed, also in comparison with another engine",
     "bench serve": "send load to a server and measure its speed",
     "perplexity": "measure how well a model predicts a text",
-    "inspect": "show a model's shape, tensors and cache sizes",
+    "inspect": "show a model's shape, tensors and cache sizes (also: show)",
     "pull": "download a model",
-    "list": "list the models on this machine, or all names that kvarn knows",
+    "list": "list the models on this machine, or all names that kvarn knows (also: ls)",
     "rm": "remove models from this machine",
     "strategies": "run every cache strategy on the same data and compare them",
     "completion": "print a script that completes commands and options in bash, zsh or fish",
@@ -35,6 +36,7 @@ COMMANDS = {
 # Where the module has another name than the command: a module named `list` would hide Python's own here.
 MODULES = {"bench serve": "bench_serve", "list": "listing"}
 HANDLE_INTERRUPTS = {"chat", "serve", "bench serve"}  # they go on after a Ctrl-C, at least for a while
+ALIASES = {"ls": "list", "show": "inspect"}
 DESCRIPTION = """\
 An inference engine for language models. Its KV cache is the product. It runs GGUF files and
 safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families on the CPU."""
@@ -60,17 +62,16 @@ environment:
 def main(argv: Sequence[str] | None = None) -> int:
     command = ""
     try:
-        _ready_streams()
+        has_output = _ready_streams()
         command, arguments = split_command(sys.argv[1:] if argv is None else list(argv))
+        if not has_output and command != "serve":
+            raise KvarnError("standard output is closed, so the result would be lost: remove >&-, or use >/dev/null")
         _dispatch(command, arguments)
-    except UsageError as error:
-        print(f"kvarn {command}".rstrip() + f": {printable(str(error), 2000)}", file=sys.stderr)
-        return 2
     except (KvarnError, BadLogits) as error:
-        print(f"kvarn: {printable(str(error), 2000)}", file=sys.stderr)
-        return 1
+        return _fail(command, str(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
-        print("kvarn: there is not enough memory: lower -c, -np, -b or --cache-bytes", file=sys.stderr)
+        return _fail(command, "there is not enough memory: lower -c, -np, -b or --cache-bytes")
+    except Failed:
         return 1
     except Interrupted:
         return STATUS
@@ -81,10 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _give_up_output()
         return 141
     except OSError as error:  # a full disk behind standard output, for instance
-        print(f"kvarn: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
         _give_up_output()
-        return 1
+        return _fail(command, f"{error.filename or 'output'}: {error.strerror or error}")
     return 0
+
+
+def _fail(command: str, message: str, status: int = 1) -> int:
+    print(f"kvarn {command}".rstrip() + f": {printable(message, 2000)}", file=sys.stderr)
+    return status
 
 
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:
@@ -92,8 +97,9 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     if not arguments or arguments[0] in ("-h", "--help"):
         return "help", []
     first = arguments[0]
-    if first == "--version":
+    if first in ("--version", "version"):
         return "--version", []
+    first = ALIASES.get(first, first)
     if first.startswith("-"):
         raise UsageError(f"there is no option {first} before a command: kvarn COMMAND [OPTIONS]")
     if first == "help" and arguments[1:] not in ([], ["-h"], ["--help"]):
@@ -113,11 +119,12 @@ def _dispatch(command: str, arguments: list[str]) -> None:
         print(help_text())
     else:
         with FirstInterruptEnds():
-            module = _module(command)
+            _module(command)
         parsed = parser_of(command).parse(arguments)
-        with nullcontext() if command in HANDLE_INTERRUPTS else SecondInterruptEnds():
-            if parsed is not None:
-                module.run(parsed)
+        if parsed is not None:
+            command = vars(parsed).pop("command", command)  # `run` without a prompt is `chat`
+            with nullcontext() if command in HANDLE_INTERRUPTS else SecondInterruptEnds():
+                _module(command).run(parsed)
     sys.stdout.flush()
 
 
@@ -134,17 +141,20 @@ def _module(command: str) -> Any:
 def help_text() -> str:
     listed = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
     usage = "usage: kvarn COMMAND [OPTIONS]; kvarn --version"
-    return f"{usage}\n\n{DESCRIPTION}\n\ncommands:\n{listed}\n\n{EPILOG}"
+    return f"{usage}\n\n{wrapped(DESCRIPTION)}\n\ncommands:\n{listed}\n\n{EPILOG}"
 
 
-def _ready_streams() -> None:
-    """Replace closed standard streams by /dev/null; replace characters that the terminal cannot encode."""
+def _ready_streams() -> bool:
+    """Replace closed standard streams by /dev/null; replace characters that the terminal cannot encode. Whether
+    standard output was open."""
+    has_output = sys.stdout is not None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
         elif mode == "w" and isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    return has_output
 
 
 def _give_up_output() -> None:

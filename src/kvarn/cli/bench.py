@@ -17,6 +17,7 @@ from kvarn.cache.strategy import NAMES
 from kvarn.cli import flags
 from kvarn.cli.interrupt import Interrupted, end_line
 from kvarn.cli.manual import add_json_flag, describe
+from kvarn.cli.parser import UsageError, shown
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_json, print_table
 from kvarn.errors import KvarnError, printable
@@ -56,9 +57,9 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     add_json_flag(parser)
     group = parser.add_argument_group("cache")
     strategies = f"cache strategies: {', '.join(NAMES)} (default: auto)"
-    group.add_argument("--cache", default="auto", metavar="A,..", help=strategies)
+    group.add_argument("--cache", type=flags.Names(NAMES), default="auto", metavar="A,..", help=strategies)
     cells = f"number types of stored keys and values: {', '.join(CODECS)} (default: bf16)"
-    group.add_argument("--cache-type", default="bf16", metavar="X,..", help=cells)
+    group.add_argument("--cache-type", type=flags.Names(CODECS), default="bf16", metavar="X,..", help=cells)
     flags.add_block_flags(group)
     group = parser.add_argument_group("comparison", "another engine; its repetitions alternate with those of kvarn")
     group.add_argument("--against", metavar="URL|llama-cpp-python", help="an OpenAI-compatible server, or llama.cpp")
@@ -68,6 +69,8 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
 
 
 def run(args: argparse.Namespace) -> None:
+    flags.at_least(1, window=args.window)
+    flags.at_least(0, pinned=args.pinned)
     chosen, setups = cases_of(args), setups_of(args)
     suite.check(chosen, setups, args.repetitions)
     text = None if args.file is None else flags.read_text(args.file)
@@ -126,9 +129,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
 def setups_of(args: argparse.Namespace) -> list[Setup]:
     return [
         Setup(cache, codec, args.cache_layout, args.block_size, args.window, args.pinned, args.max_batch_tokens)
-        for cache, codec in product(
-            names(args.cache, "--cache", NAMES), names(args.cache_type, "--cache-type", tuple(CODECS))
-        )
+        for cache, codec in product(args.cache, args.cache_type)
     ]
 
 
@@ -137,17 +138,11 @@ def numbers(text: str, flag: str, least: int) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise KvarnError(f"{flag} {text!r}: give whole numbers with commas between them, as in 0,1024") from None
+        raise UsageError(
+            f"{flag} is {shown(text)!r}; give whole numbers with commas between them, as in 0,1024"
+        ) from None
     if min(found) < least:
         raise KvarnError(f"{flag} {min(found)}: it must be at least {least}")
-    return list(dict.fromkeys(found))
-
-
-def names(text: str, flag: str, known: Sequence[str]) -> list[str]:
-    found = [part.strip() for part in text.split(",")]
-    for name in found:
-        if name not in known:
-            raise KvarnError(f"{flag} {name!r}: choose from {', '.join(known)}")
     return list(dict.fromkeys(found))
 
 
@@ -160,7 +155,8 @@ def show(model: str, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, ob
     if against:
         header += ["peer tok/s", "spread", "times", "peer's setting"]
         for line, peer in zip(lines, against, strict=True):
-            line += [f"{peer['tok_s']:,.1f}", percent(peer["spread"]), f"{peer['ratio']:.2f}", peer["setting"]]
+            spread = percent(peer["spread"]) if len(peer["samples"]) > 1 else "-"
+            line += [f"{peer['tok_s']:,.1f}", spread, f"{peer['ratio']:.2f}", peer["setting"]]
     print_table(header, lines, left=3, key=5)
     if against:
         print(f"\npeer: {against[0]['engine']}")
@@ -175,7 +171,7 @@ def line_of(row: Mapping[str, Any]) -> list[str]:
         str(row["depth"]),
         str(row["batch"]),
         f"{row['tok_s']:,.1f}",
-        percent(row["spread"]),
+        percent(row["spread"]) if len(row["samples"]) > 1 else "-",
         f"{row['bytes_per_token'] / 1e6:.1f}",
         f"{row['gb_s']:.1f}",
         percent(row["bandwidth_share"]),

@@ -9,6 +9,7 @@ from kvarn.bench.load.client import Outcome, Target
 from kvarn.bench.load.report import parse_goal, summarize
 from kvarn.bench.load.traffic import Traffic
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
+from kvarn.cli.parser import UsageError
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_json, print_table
 from kvarn.errors import KvarnError
@@ -47,7 +48,10 @@ kvarn bench serve --shared-prefix-len 256 --goodput ttft:500 tpot:50 --json""",
 
 
 def run(args: argparse.Namespace) -> None:
-    goal = parse_goal(args.goodput)
+    try:
+        goal = parse_goal(args.goodput)
+    except KvarnError as error:
+        raise UsageError(str(error)) from None
     traffic = Traffic(
         requests=args.requests,
         rate=args.rate,

@@ -19,6 +19,7 @@ class Value(NamedTuple):
     name: str
     words: tuple[str, ...] = ()
     files: bool = False
+    several: bool = False  # words with commas between them
 
 
 class Option(NamedTuple):
@@ -66,7 +67,11 @@ def commands() -> list[Command]:
         command_of(name, about, parser_of(name), models) if name != "help" else Command(name, about, [], [])
         for name, about in COMMANDS.items()
     ]
-    return [command._replace(words=with_second_word(command)) for command in found]
+    found = [command._replace(words=with_second_word(command)) for command in found]
+    return found + [
+        Command(f"help {first}", "", [], [Value("COMMAND", (second,))])
+        for first, second in (name.split() for name in COMMANDS if " " in name)
+    ]
 
 
 def with_second_word(command: Command) -> list[Value]:
@@ -75,6 +80,8 @@ def with_second_word(command: Command) -> list[Value]:
 
     before = "" if command.name == "help" else f"{command.name} "
     seconds = tuple(name.removeprefix(before) for name in COMMANDS if name.startswith(before))
+    if command.name == "help":
+        seconds = tuple(name for name in seconds if " " not in name)
     if not seconds:
         return command.words
     first = command.words[0] if command.words else Value("COMMAND")
@@ -102,4 +109,8 @@ def value_of(action: argparse.Action, models: tuple[str, ...]) -> Value:
     name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     if action.choices is not None:
         return Value(name, tuple(str(each) for each in action.choices))
+    if isinstance(known := getattr(action.type, "known", None), tuple):
+        return Value(name, known, several=True)
+    if name == "NAME" and not action.option_strings:  # `kvarn rm`: what is not on this machine is offered, too
+        return Value(name, models)
     return Value(name, models if name == "MODEL" else (), name == "MODEL" or name in FILES)

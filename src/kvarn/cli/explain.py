@@ -8,7 +8,7 @@ from urllib.parse import quote
 from kvarn.bench.http import parse_address, request_json
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.table import print_json
-from kvarn.errors import KvarnError
+from kvarn.errors import KvarnError, printable
 from kvarn.words import counted
 
 
@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(found)
         return
-    print(f"{found['id']}, {time.strftime('%H:%M:%S', time.localtime(found['created']))}, {found['model']}")
+    at = time.strftime("%H:%M:%S", time.localtime(found["created"]))
+    print(printable(f"{found['id']}, {at}, {found['model']}"))
     for prompt in found.get("prompts", [found]):
         show(prompt)
 
@@ -46,7 +47,7 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
     if args.id:
         return answer
     if not answer.get("data"):
-        raise KvarnError("this key has made no request yet")
+        raise KvarnError("this key has made no request yet" if args.api_key else "no request has been made yet")
     last: dict[str, Any] = answer["data"][0]
     return last
 
@@ -76,4 +77,4 @@ def show(found: dict[str, Any]) -> None:
     stages += [("until then" if found["cancelled"] else "whole answer", found["total_ms"])]
     rows += [("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in stages if ms is not None))]
     for name, value in rows:
-        print(f"  {name:<10} {value}")
+        print(f"  {name:<10} {printable(value)}")

@@ -4,14 +4,18 @@ A flag has the name of its setting in Python (`LLM`, `SamplingParams`). llama.cp
 """
 
 import argparse
+import re
+import sys
+from collections.abc import Iterable
 from dataclasses import fields
+from io import TextIOWrapper
 from pathlib import Path
 
 from kvarn.backends import BACKENDS
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
-from kvarn.cli.parser import UsageError, shown
+from kvarn.cli.parser import UsageError, did_you_mean, shown
 from kvarn.cli.progress import ProgressLine
 from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError
@@ -20,7 +24,8 @@ from kvarn.llm import LLM
 DEFAULT_MODEL = "smollm2"
 SHORT = {"max_tokens": "-n", "max_batch_tokens": "-b", "max_seqs": "-np", "context": "-c"}  # known by the short name
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup  # what takes `add_argument`
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # all binary: 1 GB and 1 GiB are 1G
+_BYTES = re.compile(r"(.+?)(?:([KMG])(?:I?B)?|B)?", re.IGNORECASE)
 
 
 def add_model_flag(parser: argparse.ArgumentParser, group: Flags | None = None) -> None:
@@ -85,12 +90,12 @@ def add_block_flags(group: Flags) -> None:
     group.add_argument("--pinned", type=int, metavar="N", help="the first N tokens stay visible outside the window")
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, unset: str = "the model's own") -> None:
-    """`unset` are the defaults of the flags whose help names none."""
+def add_sampling_flags(parser: argparse.ArgumentParser, limit: str, unset: str = "the model's own") -> None:
+    """`limit` is the command's default of -n, `unset` those of the flags whose help names none."""
     group = parser.add_argument_group("sampling", f"Other defaults are {unset}.")
-    length = "maximum tokens to generate; -1: until the text ends or the context is full (default: %(default)s)"
+    length = f"maximum tokens to generate; -1: until the text ends or the context is full (default: {limit})"
     names = ("-n", "--max-tokens", "--predict", "--n-predict")
-    group.add_argument(*names, type=int, metavar="N", default=128, help=length)
+    group.add_argument(*names, type=int, metavar="N", help=length)
     heat = "randomness: 0 always takes the most likely token, 1 samples as the model was trained"
     group.add_argument("--temperature", "--temp", type=float, metavar="N", help=heat)
     group.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens; 0 is off")
@@ -119,11 +124,25 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-messages", action="store_true", help=trust)
 
 
+class Names:
+    """The type of an option that takes known names with commas between them."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self.known = tuple(known)
+
+    def __call__(self, text: str) -> list[str]:
+        names = [part.strip() for part in text.split(",")]
+        for name in names:
+            if name not in self.known:
+                one_of = f"is {shown(name)!r}; it must be one of {', '.join(self.known)}"
+                raise argparse.ArgumentTypeError(one_of + did_you_mean(name, self.known))
+        return list(dict.fromkeys(names))
+
+
 def parse_bytes(text: str) -> int:
-    unit = UNITS.get(text[-1:].upper(), 1)
-    number = text[:-1] if text[-1:].upper() in UNITS else text
+    number, unit = match.groups() if (match := _BYTES.fullmatch(text)) else ("", None)
     try:
-        return int(float(number) * unit)
+        return int(float(number) * UNITS[(unit or "").upper()])
     except (ValueError, OverflowError):
         bytes = f"is {shown(text)!r}; it must be a number of bytes, as in 500M or 2G"
         raise argparse.ArgumentTypeError(bytes) from None
@@ -131,10 +150,13 @@ def parse_bytes(text: str) -> int:
 
 def parse_ids(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        ids = tuple(int(part) for part in text.split(","))
     except ValueError:
-        ids = f"is {shown(text)!r}; it must be token ids with commas between them, as in 1,2"
-        raise argparse.ArgumentTypeError(ids) from None
+        ids = (-1,)
+    if min(ids) < 0:
+        words = f"is {shown(text)!r}; it must be token ids with commas between them, as in 1,2"
+        raise argparse.ArgumentTypeError(words)
+    return ids
 
 
 def at_least(least: float, **given: float | None) -> None:
@@ -157,7 +179,8 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) -> LLM:
     """The model that the flags describe. A terminal shows the progress of loading."""
     at_least(1, max_batch_tokens=args.max_batch_tokens, max_seqs=args.max_seqs)
-    at_least(0, context=args.context)
+    at_least(0, context=args.context, pinned=args.pinned)
+    at_least(1, window=args.window)
     with ProgressLine() as line:
         return LLM(
             args.model,
@@ -180,9 +203,19 @@ def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) 
 
 
 def read_text(name: str) -> str:
+    """The text of a file; - is standard input."""
+    if name == "-":
+        return read_input()
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise KvarnError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise KvarnError(f"{name} is not UTF-8 text (byte {error.start}): convert it first") from None
+
+
+def read_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode() if isinstance(sys.stdin, TextIOWrapper) else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise KvarnError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from None

@@ -22,6 +22,10 @@ class Interrupted(Exception):
     """Ctrl-C, after which the command has said what it had to say. The exit status is STATUS."""
 
 
+class Failed(Exception):
+    """The command has already said what went wrong. The exit status is 1."""
+
+
 def end_line() -> None:
     """After Ctrl-C the cursor of a terminal is behind `^C`: begin a new line."""
     with suppress(OSError):

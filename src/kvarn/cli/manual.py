@@ -1,18 +1,26 @@
 """The format of help texts, and flags of commands that may run without a model. Cheap to import.
 
-Help has a short usage line, paragraphs and examples as written, and options in two columns. An option is
-shown with its short name and its main name, which is the first long one. Further long names are aliases,
-and the help text ends with them.
+Help has a short usage line, paragraphs that fit the terminal (at most 100 columns), examples as written,
+and options in two columns. An option is shown with its short name and its main name, which is the first
+long one. Further long names are aliases, and the help text ends with them.
 """
 
 import argparse
 import os
 import shutil
+import textwrap
+
+EXAMPLES = "examples:\n"  # what follows is not wrapped
 
 
 class Manual(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=min(shutil.get_terminal_size().columns - 2, 100))
+        super().__init__(prog, max_help_position=32, width=help_width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(EXAMPLES):
+            return super()._fill_text(text, width, indent)
+        return textwrap.indent(wrapped(text, width - len(indent)), indent)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = ", ".join(main_names(action))
@@ -26,6 +34,19 @@ class Manual(argparse.RawDescriptionHelpFormatter):
         if not text or not also:
             return text
         return f"{text[:-1]}; also {also})" if text.endswith(")") else f"{text} (also {also})"
+
+
+def help_width() -> int:
+    return max(min(shutil.get_terminal_size().columns - 2, 100), 20)
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    """Paragraphs in lines that fit. Options and names are not broken at a hyphen."""
+    lines = [
+        textwrap.fill(" ".join(part.split()), width or help_width(), break_on_hyphens=False, break_long_words=False)
+        for part in text.split("\n\n")
+    ]
+    return "\n\n".join(lines)
 
 
 def main_names(action: argparse.Action) -> list[str]:
@@ -43,7 +64,7 @@ def describe(parser: argparse.ArgumentParser, description: str, examples: str, u
     parser.usage = f"{parser.prog} {usage}"
     parser.description = description.strip()
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
-    parser.epilog = f"examples:\n{lines}"
+    parser.epilog = f"{EXAMPLES}{lines}"
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

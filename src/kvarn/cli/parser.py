@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from kvarn.cli.foreign import instead_of
 from kvarn.cli.manual import Manual
 from kvarn.errors import KvarnError
 
@@ -43,6 +44,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace | None:
         """None if help was asked for. It has been printed."""
         self._typed = arguments
+        self._refuse_foreign()
         try:
             parsed, unknown = self.parse_known_intermixed_args(arguments)
         except HelpAsked:
@@ -50,12 +52,8 @@ class Parser(argparse.ArgumentParser):
             return None
         except argparse.ArgumentError as error:
             self._refuse(error)
-        for word in unknown:
-            if word.startswith("-") and word != "--":
-                name = word.split("=")[0]
-                raise UsageError(f"there is no option {shown(name)}{self._nearest(name)} ({self._all})")
         if extra := [word for word in unknown if word != "--"]:
-            raise UsageError(f"{extra[0]!r} is one word too many: put a text of several words in quotes")
+            self._refuse_extra(extra)
         settle = vars(parsed).pop("settle", None)
         if settle is not None:
             settle(parsed)
@@ -71,7 +69,28 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest(self, name: str) -> str:
         names = [each[2:] for action in self._actions for each in action.option_strings if each.startswith("--")]
-        return did_you_mean(name.lstrip("-"), names, "--")
+        return did_you_mean(name.lstrip("-"), names, "--", 0.75)
+
+    def _refuse_foreign(self) -> None:
+        """Before parsing, because -ngl would be -n with the value gl."""
+        for word in _before_dashes(self._typed):
+            name = word.split("=")[0]
+            if instead := instead_of(name, self._option_string_actions):
+                raise UsageError(f"there is no option {name}: {instead}")
+
+    def _refuse_extra(self, extra: Sequence[str]) -> NoReturn:
+        """Words that the command does not take."""
+        before = {word.split("=")[0] for word in _before_dashes(self._typed)}
+        for word in extra:
+            name = word.split("=")[0]
+            if word.startswith("-") and name in before:
+                raise UsageError(f"there is no option {shown(name)}{self._nearest(name)} ({self._all})")
+        takes_text = any(action.metavar == "PROMPT" for action in self._actions)
+        quotes = "put a text of several words in quotes"
+        if "--" in self._typed:
+            raise UsageError("everything after -- is text: put options before it" + f", and {quotes}" * takes_text)
+        too_many = f"{shown(extra[0])!r} is one word too many"
+        raise UsageError(f"{too_many}: {quotes}" if takes_text else f"{too_many}; usage: {self.usage}")
 
     def _refuse(self, error: argparse.ArgumentError) -> NoReturn:
         if error.argument_name is None:  # newer versions of argparse raise what `error` gets from older ones
@@ -122,11 +141,15 @@ class Parser(argparse.ArgumentParser):
         return [each for each in super()._get_option_tuples(option_string) if option_string.startswith(each[1])]
 
 
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+def _before_dashes(words: Sequence[str]) -> Sequence[str]:
+    return words[: words.index("--")] if "--" in words else words
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
     """The first known name that begins like this, else the most similar one."""
     names = list(known)
     longer = [name for name in names if len(word) > 1 and name.startswith(word)]
-    near = longer or get_close_matches(word, names, 1)
+    near = longer or get_close_matches(word, names, 1, cutoff)
     return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 

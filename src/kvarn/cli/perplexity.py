@@ -22,7 +22,7 @@ given with -c, and the second half of each window is scored. Lower is better."""
 kvarn perplexity -f wiki.test.raw
 kvarn perplexity model.gguf -f wiki.test.raw --chunks 40 --cache-type int8""",
     )
-    parser.add_argument("-f", "--file", metavar="FILE", help="the text, in UTF-8")
+    parser.add_argument("-f", "--file", metavar="FILE", help="the text, in UTF-8; - reads standard input")
     parser.add_argument("--chunks", type=int, metavar="N", help="score only the first N windows")
     add_json_flag(parser)
     flags.add_model_flags(parser, context="512")

@@ -1,23 +1,27 @@
 """`kvarn run`: continue a prompt and print each part as soon as it is computed.
 
-Ctrl-C stops the answer; what was computed so far is summed up as usual.
+Ctrl-C stops the answer; what was computed so far is summed up as usual. On a terminal, a model without a
+prompt opens the chat instead.
 """
 
 import argparse
+import os
 import sys
 import time
 
 from kvarn.cli import flags, prefill, trace
+from kvarn.cli.ending import ending, summary
 from kvarn.cli.interrupt import Interrupted
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import UsageError
-from kvarn.cli.prompt import RULE, add_prompt_flags, read_prompt
+from kvarn.cli.prompt import RULE, add_prompt_flags, as_prompt, choose_model_and_prompt, read_prompt
 from kvarn.cli.safe_text import safe
 from kvarn.cli.table import print_json
-from kvarn.engine.explain import explain
-from kvarn.engine.stats import EngineStats
-from kvarn.llm import LLM, Completion, Job
-from kvarn.words import counted
+from kvarn.engine.params import SamplingParams
+from kvarn.errors import printable
+from kvarn.llm import LLM, Job
+
+DEFAULT_LIMIT = 128  # tokens of a continued text; an answer in a conversation has no limit
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,20 +34,41 @@ error. The same seed and flags give the same text on every machine with the same
 kvarn run "The quick brown fox" -n 32
 kvarn run smollm2 "Name three rivers." --chat --temperature 0.7 --seed 1
 kvarn run model.gguf -f prompt.txt --cache paged --json
-kvarn run model.gguf < prompt.txt""",
+cat notes.txt | kvarn run "Summarize this text." --system "Be brief.\"""",
         usage="[MODEL] [PROMPT] [OPTIONS]",
     )
     words = parser.add_argument_group("prompt", RULE)
     flags.add_model_flags(parser)
     add_prompt_flags(parser, words)
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message; implies --chat")
     flags.add_chat_flags(parser)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the answer")
     parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations, for Perfetto")
     add_json_flag(parser)
-    flags.add_sampling_flags(parser, "the model's own with --chat; without it, temperature 0 and no filter")
+    unset = "the model's own with --chat; without it, temperature 0 and no filter"
+    flags.add_sampling_flags(parser, f"{DEFAULT_LIMIT}; with --chat -1", unset)
     top = "with --json: the log-probability of each token and of the N most likely ones"
     parser.add_argument("--logprobs", type=int, metavar="N", help=top)
+    parser.set_defaults(settle=settle)
+
+
+def settle(args: argparse.Namespace) -> None:
+    """What follows from the options together."""
+    given = args.model is not None or args.model_word is not None
+    choose_model_and_prompt(args)
+    args.chat = args.chat or args.system is not None
+    if given and opens_chat(args):
+        args.command, args.plain, args.no_history, args.chat = "chat", False, False, True
+    if args.max_tokens is None:
+        args.max_tokens = -1 if args.chat else DEFAULT_LIMIT
+
+
+def opens_chat(args: argparse.Namespace) -> bool:
+    """Whether there is no prompt, nor an option that needs one, and a person is at the terminal."""
+    needs_prompt = args.json or args.echo or args.trace is not None or args.logprobs is not None
+    asked = args.prompt is not None or args.file is not None
+    return not asked and not needs_prompt and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def run(args: argparse.Namespace) -> None:
@@ -51,14 +76,17 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--echo prints a text and its continuation: leave it out with --chat")
     if args.logprobs is not None and not args.json:
         raise UsageError("--logprobs needs --json")
+    if args.guessed and sys.stderr.isatty():
+        note = f"continuing {printable(args.guessed, 40)!r} with {args.model} (as an option: {as_prompt(args.guessed)})"
+        print(note if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[2m{note}\x1b[0m", file=sys.stderr)
     prompt, params = read_prompt(args), flags.sampling_params(args)
-    start = time.perf_counter()
+    began = time.perf_counter()
     llm = flags.load(args, args.trust_messages)
-    load_seconds = time.perf_counter() - start
+    load_seconds = time.perf_counter() - began
     if args.trace:
         llm.program.trace(True)
         trace.save(args.trace, [])  # fails before the model runs if the file cannot be written
-    job = llm.start(llm.render(prompt), llm.for_chat(params)) if args.chat else llm.start(prompt, params)
+    job = start(llm, args, prompt, params)
     echoed = prompt if args.echo else ""
     complete = answer(llm, job, not args.json, echoed)
     if args.trace:
@@ -66,9 +94,16 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(report(llm, job, load_seconds, echoed))
     else:
-        print(summary(job, llm.engine.stats, llm.cache.longest), file=sys.stderr)
+        print(f"[{summary(job)}; {ending(llm, job)}]", file=sys.stderr)
     if not complete:
         raise Interrupted
+
+
+def start(llm: LLM, args: argparse.Namespace, prompt: str, params: SamplingParams) -> Job:
+    if not args.chat:
+        return llm.start(prompt, params)
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return llm.start(llm.render([*system, {"role": "user", "content": prompt}]), llm.for_chat(params))
 
 
 def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
@@ -91,26 +126,6 @@ def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
 
 def rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds else 0.0
-
-
-def summary(job: Job, stats: EngineStats, context: int) -> str:
-    output, work = job.output(), explain(job.request)
-    reached = f", {work.computed:,} computed" if work.reached < work.prompt else ""
-    speed = f", {rate(stats.decode_tokens, stats.decode_seconds):.1f} per second" if stats.decode_tokens else ""
-    return (
-        f"[prompt {counted(output.prompt_tokens, 'token')}, {output.cached_tokens:,} of them cached{reached}; "
-        f"answer {counted(len(output.tokens), 'token')}{speed}; "
-        f"{ended(output.completions[0], job.request.params.max_tokens, context)}]"
-    )
-
-
-def ended(completion: Completion, max_tokens: int | None, context: int) -> str:
-    """Why the answer ended. A limit is named with the flag that raises it."""
-    if completion.limit == "max_tokens":
-        return f"max_tokens reached (-n {max_tokens})"
-    if completion.limit == "context":
-        return f"context full (-c {context})"
-    return completion.finish_reason or "unfinished"
 
 
 def report(llm: LLM, job: Job, load_seconds: float, echoed: str = "") -> dict[str, object]:

@@ -10,7 +10,7 @@ from kvarn.cli.completion import Command, Option, Value
 _BASH = """\
 # bash completion of kvarn, written by `kvarn completion bash`
 _kvarn() {
-    local at=$COMP_CWORD current="${COMP_WORDS[COMP_CWORD]}" before="" options="" words="" files="" value=""
+    local at=$COMP_CWORD current="${COMP_WORDS[COMP_CWORD]}" before="" options="" words="" files="" value="" several=""
     if [[ $current == ":" ]]; then  # bash splits at colons: qwen3:
         before="${COMP_WORDS[at-1]}:" current="" at=$((at - 1))
     elif (( at > 2 )) && [[ ${COMP_WORDS[at-1]} == ":" ]]; then  # qwen3:0
@@ -36,6 +36,10 @@ _kvarn() {
     esac
     [[ -z $value && $current == -* ]] && words=$options files=""
     local IFS=$' \\n'
+    if [[ -n $several && $current == *,* ]]; then  # paged,
+        COMPREPLY=($(compgen -P "${current%,*}," -W "$words" -- "${current##*,}"))
+        return
+    fi
     COMPREPLY=($(compgen -W "$words" -- "$before$current"))
     COMPREPLY=("${COMPREPLY[@]#"$before"}")
     if [[ -n $files && -z $before ]]; then
@@ -66,7 +70,8 @@ def bash(commands: list[Command]) -> str:
 
 
 def _bash_value(value: Value) -> str:
-    return f'words="{" ".join(value.words)}" files={"yes" if value.files else ""}'
+    several = " several=yes" if value.several else ""
+    return f'words="{" ".join(value.words)}" files={"yes" if value.files else ""}{several}'
 
 
 _FISH = """\
@@ -182,6 +187,8 @@ def _zsh_action(value: Value) -> str:
     if value.files and value.words:
         names = " ".join(value.words).replace(":", "\\:")
         return f" _kvarn_or_files {names}"  # the space: _arguments adds nothing to the call
+    if value.several:
+        return f"_values -s , {value.name.strip(',.')} {' '.join(value.words)}"
     return "_files" if value.files else words if value.words else " "
 
 

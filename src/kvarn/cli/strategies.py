@@ -23,6 +23,7 @@ from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
+from kvarn.cli.parser import shown
 from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.errors import KvarnError
 
@@ -76,7 +77,11 @@ kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 100
     ):
         parser.add_argument(long, type=int, metavar="N", default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument(
-        "--heads", metavar="Q/KV", default="9/3", help="number of query heads and KV heads (default: %(default)s)"
+        "--heads",
+        type=parse_heads,
+        metavar="Q/KV",
+        default="9/3",
+        help="number of query heads and KV heads (default: %(default)s)",
     )
     parser.add_argument("--cache", choices=NAMES, action="append", help="run only this strategy; repeatable")
     parser.add_argument(
@@ -95,7 +100,9 @@ kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 100
 def run(args: argparse.Namespace) -> None:
     if not DECODED < args.tokens <= args.context:
         raise KvarnError(f"--tokens {args.tokens}: it must be above {DECODED} and within the context of {args.context}")
-    spec = LayerSpec(*parse_heads(args.heads), args.head_dim, args.head_dim)
+    flags.at_least(1, window=args.window)
+    n_heads, n_kv_heads = args.heads
+    spec = LayerSpec(n_heads, n_kv_heads, args.head_dim, args.head_dim)
     backend = open_backend(args.backend, args.threads)
     wanted = 4 * args.tokens * args.head_dim * (spec.n_heads + 2 * spec.n_kv_heads)
     if backend.memory_bytes is not None and wanted > backend.memory_bytes:
@@ -123,7 +130,8 @@ def parse_heads(text: str) -> tuple[int, int]:
     try:
         query, kv = (int(part) for part in text.split("/"))
     except ValueError:
-        raise KvarnError(f"--heads {text!r}: give query heads / KV heads, as in 9/3") from None
+        words = f"is {shown(text)!r}; give query heads / KV heads, as in 9/3"
+        raise argparse.ArgumentTypeError(words) from None
     return query, kv
 
 

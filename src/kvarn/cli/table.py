@@ -12,11 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvarn.cli.safe_text import escaped
+
 GAP = "  "
 EXACT = ("when", "logprob")  # they are compared with others, or added up
-# Decimals of a key, by how the key ends. What is inside its value has them, too.
+# Decimals of a key, by its last words. What is inside its value has them, too.
 DECIMALS = {
-    "_ms": 3,
     "ms": 3,
     "ms_per_step": 3,
     "seconds": 3,
@@ -99,8 +100,10 @@ def _aligned(line: Sequence[str], widths: Sequence[int], left: int, columns: Seq
 
 
 def print_json(value: Any) -> None:
-    """A number that is not finite becomes null, because JSON has none."""
-    print(json.dumps(tidy(value), indent=2, ensure_ascii=not speaks_utf8(), allow_nan=False))
+    """A number that is not finite becomes null, because JSON has none. On a terminal, characters that control it or
+    reorder text are escapes."""
+    text = json.dumps(tidy(value), indent=2, ensure_ascii=not speaks_utf8(), allow_nan=False)
+    print(escaped(text) if sys.stdout.isatty() else text)
 
 
 def tidy(value: Any, decimals: int | None = None) -> Any:
@@ -115,7 +118,7 @@ def tidy(value: Any, decimals: int | None = None) -> Any:
 def _tidy_item(key: str, value: Any, decimals: int | None) -> Any:
     if key in EXACT and isinstance(value, float):
         return value if math.isfinite(value) else None
-    return tidy(value, next((n for end, n in DECIMALS.items() if key.endswith(end)), decimals))
+    return tidy(value, next((n for end, n in DECIMALS.items() if f"_{key}".endswith(f"_{end}")), decimals))
 
 
 def _rounded(number: float, decimals: int | None) -> float | None:

@@ -12,6 +12,7 @@ from kvarn.cli import flags
 from kvarn.cli.chat.conversation import Conversation
 from kvarn.cli.chat.plain import LineReader, PlainScreen
 from kvarn.cli.chat.session import Session
+from kvarn.cli.interrupt import Failed
 from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
 from kvarn.errors import printable
@@ -38,7 +39,7 @@ echo "Name three rivers." | kvarn chat""",
     parser.add_argument("--no-history", action="store_true", help="do not keep what is typed for later runs")
     flags.add_chat_flags(parser)
     flags.add_model_flags(parser)
-    flags.add_sampling_flags(parser)
+    flags.add_sampling_flags(parser, "-1")
     parser.set_defaults(max_tokens=-1)
 
 
@@ -50,7 +51,10 @@ def run(args: argparse.Namespace) -> None:
     if is_terminal():
         run_in_terminal(args, conversation)
     else:
-        Session(conversation, LineReader(), PlainScreen()).loop()
+        session = Session(conversation, LineReader(), PlainScreen())
+        session.loop()
+        if session.failed and not sys.stdin.isatty():
+            raise Failed
 
 
 def run_in_terminal(args: argparse.Namespace, conversation: Conversation) -> None:

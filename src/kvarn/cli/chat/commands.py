@@ -8,13 +8,16 @@ from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple
 
-from kvarn.cli.chat import saved
+from kvarn.cli.chat import saved, settings
 from kvarn.cli.chat.conversation import Conversation
+from kvarn.cli.ending import speed
+from kvarn.cli.parser import shown
 from kvarn.cli.table import human_bytes
 from kvarn.engine.explain import explain, in_words
 from kvarn.errors import KvarnError
-from kvarn.jobs.job import Job
 from kvarn.words import counted
+
+NO_SYSTEM = "there is no system message of yours (the model's template may have its own)"
 
 
 class Command(NamedTuple):
@@ -24,7 +27,7 @@ class Command(NamedTuple):
 
 
 def show_help(conversation: Conversation, argument: str) -> str:
-    shown = [(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    rows = [(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()]
     keys = [
         ("//TEXT", "send /TEXT as a message"),
         ('"""', 'a message of several lines begins and ends with """'),
@@ -33,8 +36,8 @@ def show_help(conversation: Conversation, argument: str) -> str:
         ("Ctrl-R", "search what was typed before"),
         ("Ctrl-D", "leave"),
     ]
-    width = max(len(name) for name, _ in [*shown, *keys]) + 2
-    return "\n".join(f"{name:<{width}}{text}" for name, text in [*shown, *keys])
+    width = max(len(name) for name, _ in [*rows, *keys]) + 2
+    return "\n".join(f"{name:<{width}}{text}" for name, text in [*rows, *keys])
 
 
 def clear(conversation: Conversation, argument: str) -> str:
@@ -43,12 +46,29 @@ def clear(conversation: Conversation, argument: str) -> str:
 
 
 def system(conversation: Conversation, argument: str) -> str:
+    before = conversation.system
     if not argument:
-        return conversation.system or "there is no system message; /system TEXT sets one"
+        return before or f"{NO_SYSTEM}; /system TEXT sets one"
     removed = argument in ('""', "''")
+    if removed and not before:
+        return NO_SYSTEM
     conversation.system = None if removed else argument
-    what = "the system message is removed" if removed else "the system message is replaced"
+    what = "the system message is " + ("removed" if removed else "replaced" if before else "set")
     return what + ("; the conversation goes on" if conversation.n_turns else "")
+
+
+def undo(conversation: Conversation, argument: str) -> str:
+    what = "question" if conversation.waits else "question and its answer"
+    conversation.undo()
+    left = conversation.n_turns
+    return f"removed the last {what}; " + (f"{counted(left, 'turn')} before it" if left else "nothing was before it")
+
+
+def change(conversation: Conversation, argument: str) -> str:
+    if not argument:
+        return settings.listed(conversation.params)
+    conversation.params, name = settings.changed(conversation.params, argument)
+    return f"{name} is {settings.spelled(conversation.params, name)}"
 
 
 def save(conversation: Conversation, argument: str) -> str:
@@ -62,10 +82,8 @@ def save(conversation: Conversation, argument: str) -> str:
 def load(conversation: Conversation, argument: str) -> str:
     messages = saved.load(_file("/load", argument))
     conversation.restore(messages)
-    waits = messages[-1]["role"] == "user"
-    return f"loaded {counted(len(messages), 'message')}" + (
-        "; the last one is a question: /regenerate answers it" if waits else ""
-    )
+    waits = "; the last one is a question: /regenerate answers it" if conversation.waits else ""
+    return f"loaded {counted(len(messages), 'message')}{waits}"
 
 
 def explain_last(conversation: Conversation, argument: str) -> str:
@@ -74,7 +92,7 @@ def explain_last(conversation: Conversation, argument: str) -> str:
         return "nothing has been answered yet"
     explanation = explain(job.request)
     spell = partial(conversation.llm.tokenizer.decode, special=True)
-    answer = f"the answer has {counted(len(job.output().tokens), 'token')}{_speed(job)}"
+    answer = f"the answer has {counted(len(job.output().tokens), 'token')}{speed(job)}"
     if explanation.first_token_ms is not None and explanation.total_ms is not None:
         answer += f"; the first came after {explanation.first_token_ms:.0f} ms, the last after "
         answer += f"{explanation.total_ms:.0f} ms"
@@ -87,8 +105,8 @@ def show_cache(conversation: Conversation, argument: str) -> str:
     lines = [
         f"strategy  {plan.strategy.name}: {plan.strategy.placement} placement, {plan.layout.name} layout, "
         f"{plan.codec.name} cells",
-        f"memory    {human_bytes(usage.nbytes)}, {counted(usage.blocks_used + usage.blocks_cached, 'block')} "
-        f"of {usage.blocks} in use",
+        f"memory    {human_bytes(usage.nbytes)}, {usage.blocks_used + usage.blocks_cached:,} of "
+        f"{counted(usage.blocks, 'block')} in use",
         f"held      {counted(held, 'token')} of {conversation.context:,} ({held / conversation.context:.0%})",
     ]
     if conversation.left_out:
@@ -97,17 +115,20 @@ def show_cache(conversation: Conversation, argument: str) -> str:
 
 
 COMMANDS = {
-    "/help": Command("", "this text", show_help),
+    "/help": Command("", "this text (also /?)", show_help),
     "/clear": Command("", "forget all except the system message (also /reset)", clear),
     "/system": Command("[TEXT]", 'show the system message, or replace it; "" removes it', system),
+    "/set": Command("[NAME VALUE]", "show the settings of sampling, or change one", change),
     "/regenerate": Command("", "answer the last question again", None),
+    "/undo": Command("", "remove the last question and its answer", undo),
     "/save": Command("FILE", "save the conversation as JSON", save),
     "/load": Command("FILE", "continue a saved conversation", load),
     "/explain": Command("", "what the last answer reused, and why not more (also /stats)", explain_last),
     "/cache": Command("", "the cache: strategy, memory, tokens held", show_cache),
     "/quit": Command("", "leave (also /exit, /bye, Ctrl-D)", None),
 }
-ALIASES = {"/reset": "/clear", "/stats": "/explain", "/exit": "/quit", "/bye": "/quit"}
+ALIASES = {"/?": "/help", "/reset": "/clear", "/stats": "/explain", "/exit": "/quit", "/bye": "/quit"}
+NEVER_GUESSED = {"/clear", "/reset", "/undo"}  # they lose text
 
 
 def find(line: str) -> tuple[str, Command, str]:
@@ -116,32 +137,20 @@ def find(line: str) -> tuple[str, Command, str]:
     argument = rest[0].strip() if rest else ""
     name = ALIASES.get(typed, typed)
     command = COMMANDS.get(name)
+    as_message = f"to send it as a message: /{shown(line)}"
     if command is None:
-        near = get_close_matches(typed, [*COMMANDS, *ALIASES], 1)
+        near = get_close_matches(typed, [each for each in (*COMMANDS, *ALIASES) if each not in NEVER_GUESSED], 1, 0.75)
         guess = f"did you mean {near[0]}? " if near else "/help lists the commands; "
-        raise KvarnError(f"there is no command {typed}: {guess}/{typed} sends it as a message")
+        raise KvarnError(f"there is no command {shown(typed)}: {guess}{as_message}")
     if argument and not command.argument:
-        raise KvarnError(f"{typed} takes nothing after it; /{typed} sends it as a message")
+        raise KvarnError(f"{typed} takes nothing after it; {as_message}")
     return name, command, argument
 
 
-def summary(job: Job) -> str:
-    """Tokens of the prompt and of the answer, and the speed of the answer, in one line."""
-    output = job.output()
-    n = len(output.tokens)
-    tokens = "token" if output.prompt_tokens + n == 1 else "tokens"
-    return f"{output.prompt_tokens} + {n} {tokens}, {output.cached_tokens} reused{_speed(job)}"
-
-
-def _speed(job: Job) -> str:
-    n, timing = len(job.output().tokens), job.request.timing
-    if n < 2 or timing.first_token_at is None or timing.finished_at is None:
-        return ""
-    seconds = timing.finished_at - timing.first_token_at
-    return f", {(n - 1) / seconds:.0f}/s" if seconds > 0 else ""
-
-
 def _file(command: str, argument: str) -> str:
-    if not argument:
+    """The name of a file. It may be in quotes, as in a shell."""
+    quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
+    name = argument[1:-1] if quoted else argument
+    if not name:
         raise KvarnError(f"{command} FILE: give the name of a file")
-    return argument
+    return name

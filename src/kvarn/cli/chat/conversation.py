@@ -1,8 +1,9 @@
 """A conversation with a model: its messages, the prompt of the next answer, and the room for it.
 
 The messages are kept whole. When they no longer fit into the context, the oldest turns (a question with
-its answer) are left out of the prompt; the system message stays. A call that raises, and an answer that
-never began, change nothing. Non-goals: input, output, files.
+its answer) are left out of the prompt; the system message stays. A call that raises changes nothing. A
+question whose answer never began waits: it is answered again, or the next question replaces it.
+Non-goals: input, output, files.
 """
 
 from bisect import bisect_left
@@ -61,6 +62,11 @@ class Conversation:
     def n_turns(self) -> int:
         return len(_starts(self.messages))
 
+    @property
+    def waits(self) -> bool:
+        """Whether the last message is a question without an answer."""
+        return bool(self.messages) and self.messages[-1]["role"] == "user"
+
     def clear(self) -> None:
         """Forget everything except the system message."""
         self.restore(self.messages[: _has_system(self.messages)])
@@ -73,8 +79,10 @@ class Conversation:
         self.messages, self.left_out, self.last = list(messages), 0, None
 
     def ask(self, text: str) -> Turn:
-        """Queue the answer to a new question. `finish` makes the turn a part of the conversation."""
-        return self._start([*self.messages, {"role": "user", "content": text}], self.params)
+        """Queue the answer to a new question, which replaces one that waits. `finish` makes the turn a part of the
+        conversation."""
+        before = self.messages[:-1] if self.waits else self.messages
+        return self._start([*before, {"role": "user", "content": text}], self.params)
 
     def ask_again(self) -> Turn:
         """Queue another answer to the last question."""
@@ -86,15 +94,34 @@ class Conversation:
         params = self.params if seed is None else replace(self.params, seed=(seed + self._n_drawn_again) % (1 << 63))
         return self._start(self.messages[: starts[-1] + 1], params)
 
+    def repeats(self, turn: Turn) -> bool:
+        """Whether the answer can only be the last one again: nothing is drawn, and prompt and settings are the same."""
+        if self.last is None or self.params.temperature != 0 or self.last.output().finish_reason == "cancelled":
+            return False
+        ours, theirs = turn.job.request, self.last.request
+        same_settings = replace(ours.params, seed=None) == replace(theirs.params, seed=None)
+        return same_settings and list(ours.prompt) == list(theirs.prompt)
+
     def finish(self, turn: Turn) -> bool:
-        """Add the question and what was said. False if it ended before anything was said: then nothing changes."""
+        """Add the question and what was said. False if it ended before anything was said: then the question waits,
+        or keeps the answer that it has."""
         output = turn.job.output()
         self.last = turn.job
-        if not output.text and output.finish_reason in ("cancelled", "error"):
-            return False
-        self.messages = [*turn.messages, {"role": "assistant", "content": output.text}]
+        said = bool(output.text) or output.finish_reason not in ("cancelled", "error")
+        if said:
+            self.messages = [*turn.messages, {"role": "assistant", "content": output.text}]
+        elif self.messages[: len(turn.messages)] != turn.messages:
+            self.messages = turn.messages
         self.left_out = turn.left_out
-        return True
+        return said
+
+    def undo(self) -> None:
+        """Remove the last question and its answer."""
+        starts = _starts(self.messages)
+        if not starts:
+            raise KvarnError("there is no question yet that could be removed")
+        self.messages = self.messages[: starts[-1]]
+        self.left_out = min(self.left_out, max(len(starts) - 2, 0))
 
     def _start(self, messages: list[Message], params: SamplingParams) -> Turn:
         prompt, left_out = self._fit(messages)
@@ -123,13 +150,20 @@ class Conversation:
             # Every change at the front of the prompt computes all of it again. So make room for several turns at
             # once, but keep the last answer if it fits.
             left_out = max(left_out, min(enough(context // 2), newest - 1))
-        n = len(prompt(left_out))
-        if n >= context:
-            raise PromptTooLong(
-                f"this message is too long: with the system message and the chat template it has {n} tokens, and the "
-                f"context holds {context}; shorten it, or start kvarn with a larger context (-c)"
-            )
+        if len(prompt(left_out)) >= context:
+            raise self._too_long(len(prompt(left_out)), system, messages[-1:])
         return prompt(left_out), left_out
+
+    def _too_long(self, n: int, system: list[Message], question: list[Message]) -> PromptTooLong:
+        """Which part of a prompt of n tokens is too long, even without earlier turns."""
+        template = "the chat template"
+        fault, beside, shorten = "this message", f"the system message and {template}" if system else template, ""
+        if system and 2 * len(self.llm.render(question)) < n:
+            fault, beside, shorten = "the system message", f"this message and {template}", " (/system TEXT)"
+        return PromptTooLong(
+            f"{fault} is too long: with {beside} it has {n:,} tokens, and the context holds {self.context:,}; "
+            f"shorten it{shorten}, or start kvarn with a larger context (-c)"
+        )
 
 
 def _has_system(messages: list[Message]) -> bool:

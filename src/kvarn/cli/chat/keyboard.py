@@ -27,6 +27,7 @@ from prompt_toolkit.styles import Style
 from kvarn.cli.chat.commands import ALIASES, COMMANDS
 from kvarn.cli.chat.history import FileHistory, history_file
 from kvarn.cli.chat.multiline import message, next_line
+from kvarn.cli.chat.settings import NAMES
 
 PROMPT = FormattedText([("class:sign", "> ")])
 STYLE = Style.from_dict({"sign": "bold ansicyan"})
@@ -97,7 +98,7 @@ def bindings() -> KeyBindings:
 
 
 class CommandCompleter(Completer):
-    """Commands, and file names after the commands that take one."""
+    """Commands, and what follows them: the name of a file or of a setting."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
@@ -114,3 +115,5 @@ class CommandCompleter(Completer):
                     yield Completion(each + (" " if takes and takes.argument else ""), -len(name), display=each)
         elif name in COMMANDS and COMMANDS[name].argument == "FILE":
             yield from self._paths.get_completions(Document(argument), complete_event)
+        elif name == "/set":
+            yield from (Completion(f"{each} ", -len(argument), each) for each in NAMES if each.startswith(argument))

@@ -7,9 +7,11 @@ if that file is a saved conversation, too. Non-goal: what a chat template accept
 import json
 import os
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
 
 from kvarn.errors import KvarnError
+from kvarn.loading.paths import user_path
 
 Message = dict[str, str]
 ROLES = ("system", "user", "assistant")
@@ -17,7 +19,7 @@ LARGEST = 64 << 20  # bytes of a file
 
 
 def load(name: str) -> list[Message]:
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         if not path.is_file():
             raise KvarnError(f"{name}: {'this is not a file' if path.exists() else 'no such file'}")
@@ -73,18 +75,26 @@ def _has_surrogates(text: str) -> bool:
 
 
 def save(name: str, messages: list[Message]) -> None:
-    path = Path(name).expanduser().resolve()  # a link stays a link
-    if path.exists():
-        try:
-            load(str(path))
-        except KvarnError:
-            raise KvarnError(f"{name} exists and is no saved conversation: choose another name") from None
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    path = user_path(name)
+    fresh = None
     try:
-        try:
-            fresh.write_text(json.dumps(messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-            os.replace(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise KvarnError(f"{name}: {error.strerror or error}") from None
+        path = path.resolve()  # a link stays a link
+        if path.exists():
+            _check_replaceable(name, path)
+        file, fresh = mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)  # only the owner can read it
+        with os.fdopen(file, "w", encoding="utf-8") as writer:
+            writer.write(json.dumps(messages, ensure_ascii=False, indent=1) + "\n")
+        os.replace(fresh, path)
+        fresh = None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        raise KvarnError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        if fresh is not None:
+            os.unlink(fresh)
+
+
+def _check_replaceable(name: str, path: Path) -> None:
+    try:
+        load(str(path))
+    except KvarnError:
+        raise KvarnError(f"{name} exists and is no saved conversation: choose another name") from None

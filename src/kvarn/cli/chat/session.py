@@ -7,10 +7,12 @@ for terminals. Non-goal: anything that depends on which of them it is.
 from typing import Protocol
 
 from kvarn.cli import prefill
-from kvarn.cli.chat.commands import find, summary
+from kvarn.cli.chat.commands import find
 from kvarn.cli.chat.conversation import Conversation, Turn
 from kvarn.cli.chat.multiline import Quoted
+from kvarn.cli.ending import WHOLE, ending, summary
 from kvarn.errors import KvarnError
+from kvarn.jobs.turn import Uninterrupted
 
 NUMBERS = ("no", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -48,6 +50,7 @@ class Session:
         self.conversation = conversation
         self.keyboard = keyboard
         self.screen = screen
+        self.failed = False  # whether a line was refused
 
     def loop(self) -> None:
         gave_up = 0  # Ctrl-C at an empty line, how often in a row
@@ -66,6 +69,7 @@ class Session:
                 if self._take(line) == "/quit":
                     return
             except KvarnError as error:
+                self.failed = True
                 self.screen.note(str(error))
             except KeyboardInterrupt:  # during a command, or before an answer was queued
                 self.screen.note("stopped")
@@ -74,10 +78,10 @@ class Session:
         """Run a command or ask the model. The name of the command."""
         if isinstance(line, Quoted) or not line.startswith("/"):
             if line.strip():
-                self._turn(self.conversation.ask(line))
+                self._ask(line)
             return None
         if line.startswith("//"):
-            self._turn(self.conversation.ask(line[1:]))
+            self._ask(line[1:])
             return None
         name, command, argument = find(line)
         if name == "/regenerate":
@@ -86,41 +90,52 @@ class Session:
             self.screen.say(command.run(self.conversation, argument))
         return name
 
+    def _ask(self, text: str) -> None:
+        replaces = self.conversation.waits
+        turn = self.conversation.ask(text)
+        if replaces:
+            self.screen.note("this message replaces the question that has no answer")
+        self._turn(turn)
+
     def _regenerate(self) -> None:
         turn = self.conversation.ask_again()
-        if self.conversation.params.temperature == 0:
+        if self.conversation.repeats(turn):
             self.screen.note("the temperature is 0, so the answer will be the same")
         self._turn(turn)
 
     def _turn(self, turn: Turn) -> None:
-        if turn.newly_left_out:
+        if turn.newly_left_out > 0:
             self.screen.note(left_out(turn.newly_left_out))
-        answer, stopped, error = self.screen.answer(), False, None
-        llm = self.conversation.llm
+        answer, llm = self.screen.answer(), self.conversation.llm
         try:
-            for piece in prefill.stream(llm, turn.job):
+            stopped, error = self._show(turn, answer)
+        finally:
+            with Uninterrupted():  # a further Ctrl-C must not lose what was said
+                llm.runner.cancel(turn.job)
+                said = self.conversation.finish(turn)
+        answer.end(interrupted=stopped)
+        if said and not turn.job.output().text:
+            self.screen.note("(empty answer)")
+        why = ending(llm, turn.job)
+        self.screen.statistics(summary(turn.job) + ("" if why == WHOLE else f"; {why}"))
+        if error is not None:
+            self.failed = True
+            self.screen.note(str(error))
+        if not said:
+            waits = self.conversation.waits
+            self.screen.note("the question stays; /regenerate answers it" if waits else "the earlier answer stays")
+
+    def _show(self, turn: Turn, answer: Answer) -> tuple[bool, KvarnError | None]:
+        """Show the answer as it is computed. Whether Ctrl-C stopped it, and what went wrong."""
+        try:
+            for piece in prefill.stream(self.conversation.llm, turn.job):
                 answer.add(piece)
                 self.keyboard.keep()
         except KeyboardInterrupt:
-            stopped = True
+            return True, None
         except KvarnError as problem:
-            error = problem
-        finally:
-            llm.runner.cancel(turn.job)
-        answer.end(interrupted=stopped)
-        kept = self.conversation.finish(turn)
-        self.screen.statistics(summary(turn.job) + self._ending(turn, stopped))
-        if error is not None:
-            self.screen.note(str(error))
-        if not kept:
-            self.screen.note("nothing was said, so the question is not part of the conversation")
-
-    def _ending(self, turn: Turn, stopped: bool) -> str:
-        """Why the answer is not whole, if so."""
-        if stopped:
-            return "; stopped"
-        limit = turn.job.output().completions[0].limit
-        return {None: "", "context": "; stopped: the context is full", "max_tokens": "; stopped by -n"}[limit]
+            return False, problem
+        return False, None
 
 
 def left_out(n: int) -> str:

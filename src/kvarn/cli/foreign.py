@@ -1,0 +1,41 @@
+"""Options of llama.cpp, Ollama and vLLM that kvarn does not have, and what to use instead.
+
+Names that kvarn takes as aliases are not here: they are in flags.py.
+"""
+
+from collections.abc import Container
+from typing import NamedTuple
+
+
+class Instead(NamedTuple):
+    option: str  # of kvarn; empty if none is needed
+    words: str
+
+
+_CPU = Instead("", "kvarn computes on the CPU; leave it out")
+_PACKED = Instead("", "kvarn packs the weights into memory when it loads a model; leave it out")
+_ATTENTION = Instead("", "there is one attention, and it needs no option; leave it out")
+_CONTEXT = Instead("-c", "use -c N")
+_CELLS = Instead("--cache-type", "use --cache-type, for keys and values together")
+_THREADS = Instead("-t", "kvarn runs on one machine; -t N sets the threads")
+
+FOREIGN = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), _CPU),
+    **dict.fromkeys(("-fa", "--flash-attn"), _ATTENTION),
+    **dict.fromkeys(("--mlock", "--mmap", "--no-mmap"), _PACKED),
+    **dict.fromkeys(("--max-model-len", "--num-ctx"), _CONTEXT),
+    **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype"), _CELLS),
+    **dict.fromkeys(("-tp", "--tensor-parallel-size", "--pipeline-parallel-size"), _THREADS),
+    "--gpu-memory-utilization": Instead("--cache-bytes", "use --cache-bytes N, as in 8G"),
+    "--max-num-seqs": Instead("-np", "use -np N"),
+    "--max-num-batched-tokens": Instead("-b", "use -b N"),
+    "--served-model-name": Instead("--alias", "use --alias NAME"),
+}
+
+
+def instead_of(name: str, known: Container[str]) -> str | None:
+    """What to use instead of this option in a command with the `known` options. None: nothing is known."""
+    if name in known or name not in FOREIGN:
+        return None
+    found = FOREIGN[name]
+    return found.words if not found.option or found.option in known else None
