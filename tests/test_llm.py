@@ -98,7 +98,7 @@ def test_every_strategy_by_name(strategy: str) -> None:
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
-    with pytest.raises(KvarnError, match="was trained for 8192 tokens"):
+    with pytest.raises(KvarnError, match="was trained for 8,192 tokens"):
         LLM(model("smollm2"), context=10_000)
 
 
@@ -128,7 +128,7 @@ def test_run_json(capsys: pytest.CaptureFixture) -> None:
         (["-p", "a", "-m", "/nowhere.gguf"], "/nowhere.gguf: no such file or folder"),
         (["-p", "a", "-m", "nosuchmodel"], "nosuchmodel"),
         (["-p", "a " * 200, "-c", "64"], "tokens and the context holds 64"),
-        (["-p", "a", "-c", "99999"], "was trained for 8192 tokens"),
+        (["-p", "a", "-c", "99999"], "was trained for 8,192 tokens"),
         (["-p", "a", "--temp", "-1"], "temperature is -1.0; it must be"),
         (["-p", "a", "-t", "0"], "0 threads; it must be at least 1"),
         (["-p", "a", "--cache-bytes", "1K"], "the cache budget is 1,024 bytes"),

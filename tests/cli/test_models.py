@@ -85,7 +85,7 @@ def test_names_of_rm(folder: Path, capsys: pytest.CaptureFixture) -> None:
     write(folder / "Gemma-Q4.gguf", "llama")
     status, said, _ = run(capsys, "rm", "-y", "SmolLM2:latest", "gemma-q4", "broken-q8_0.gguf")
     assert (status, said.startswith("removed smollm2, Gemma-Q4, broken-Q8_0; ")) == (0, True)
-    assert run(capsys, "rm", "-y", "~nouser-at-all/x")[2].startswith("kvarn: there is no home folder")
+    assert run(capsys, "rm", "-y", "~nouser-at-all/x")[2].startswith("kvarn rm: there is no home folder")
     assert sorted(path.name for path in folder.iterdir()) == [".pull-x", "notes.txt", "tensors"]
 
 

