@@ -69,15 +69,11 @@ MODELS: dict[str, Model] = {
 
 # What a family without a size stands for: its smallest model of a billion parameters or more.
 DEFAULTS = {
-    "qwen2.5": "qwen2.5:1.5b",
-    "qwen2.5-coder": "qwen2.5-coder:1.5b",
-    "qwen3": "qwen3:1.7b",
-    "llama3.2": "llama3.2:1b",
-    "llama3.1": "llama3.1:8b",
-    "gemma3": "gemma3:1b",
-    "phi3": "phi3:mini",
-    "tinyllama": "tinyllama:1.1b",
-    "mistral": "mistral:7b",
+    name.split(":")[0]: name
+    for name in (
+        *("qwen2.5:1.5b", "qwen2.5-coder:1.5b", "qwen3:1.7b", "llama3.2:1b", "llama3.1:8b"),
+        *("gemma3:1b", "phi3:mini", "tinyllama:1.1b", "mistral:7b"),
+    )
 }
 
 _QUANTIZATION = re.compile(r"[-._]((?:IQ|TQ|Q)\d\w*|MXFP4\w*|BF16|F16|F32)\.gguf$", re.IGNORECASE)
