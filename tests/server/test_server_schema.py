@@ -11,7 +11,7 @@ from support.serving import Served, serve, tiny_model
 from kvarn.server.openapi import document
 
 SCHEMA = schemathesis.openapi.from_dict(document())
-EXAMPLES = 40
+EXAMPLES = 20
 
 
 @pytest.fixture(scope="module")
