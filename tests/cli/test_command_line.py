@@ -68,7 +68,7 @@ def test_every_command_with_a_model_takes_it_as_a_word(command: str) -> None:
 
 
 def test_models_as_other_engines_have_them() -> None:
-    for model in ("Qwen3", "qwen3:latest", "hf.co/org/repo:Q4_K_M", "https://huggingface.co/org/repo"):
+    for model in ("Qwen3", "qwen3:latest", "hf.xy/org/repo:Q4_K_M", "hf:org/repo"):
         assert parsed(model, "hello") == (model, "hello")
         assert parsed(model) == (model, None)
     assert parsed("org/repo", "hello") == ("org/repo", "hello")

@@ -1,8 +1,10 @@
 """Names as people type them."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from huggingface_hub import constants
 
 from kvarn.errors import KvarnError, PullFailed
 from kvarn.loading.catalogue import MODELS, HubModel
@@ -39,6 +41,7 @@ def test_names_of_the_catalogue(text: str, name: str) -> None:
 
 
 FILE = HubModel("org/repo", "sub/m.gguf")
+HOST = urlsplit(constants.ENDPOINT).hostname or ""
 
 
 @pytest.mark.parametrize(
@@ -48,11 +51,11 @@ FILE = HubModel("org/repo", "sub/m.gguf")
         ("hf:org/repo/sub/m.gguf", FILE),
         ("HF:org/repo:q4_k_m", HubModel("org/repo", "", "Q4_K_M")),
         ("hf:org/repo:latest", HubModel("org/repo", "")),
-        ("hf.co/org/repo", HubModel("org/repo", "")),
-        ("huggingface.co/org/repo:Q8_0", HubModel("org/repo", "", "Q8_0")),
-        ("https://huggingface.co/org/repo/", HubModel("org/repo", "")),
-        ("https://huggingface.co/org/repo/blob/main/sub/m.gguf", FILE),
-        ("https://huggingface.co/org/repo/resolve/main/sub/m.gguf?download=true", FILE),
+        ("hf.xy/org/repo", HubModel("org/repo", "")),  # the hub's short address
+        (f"{HOST}/org/repo:Q8_0", HubModel("org/repo", "", "Q8_0")),
+        (f"https://{HOST}/org/repo/", HubModel("org/repo", "")),
+        (f"https://www.{HOST}/org/repo/blob/main/sub/m.gguf", FILE),
+        (f"http://{HOST.upper()}/org/repo/resolve/main/sub/m.gguf?download=true", FILE),
         ("org/repo", HubModel("org/repo", "")),
         ("org/repo:Q8_0", HubModel("org/repo", "", "Q8_0")),
     ],
@@ -103,7 +106,8 @@ def test_files_in_the_models_folder(folder: Path) -> None:
         ("a\0b", "NUL character"),
         ("x" * 5000, "cannot be read: File name too long"),
         ("qwen3:9b", "did you mean qwen3:8b, qwen3:4b or qwen3:1.7b"),
-        ("hf.co/org", "names no model; write hf:org/repo"),
+        (f"{HOST}/org", "names no model; write hf:org/repo"),
+        ("https://other.example/org/repo", "no such file or folder"),
         ("a/b/c", "a/b/c: no such file or folder"),
         ("../models", "no such file or folder"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kvarn.errors import PullFailed, printable
 from kvarn.loading.progress import Progress
@@ -20,6 +21,16 @@ def library(name: str) -> Any:
         return importlib.import_module("huggingface_hub")
     except ImportError:
         raise PullFailed(f"{name} needs the package huggingface_hub: pip install huggingface_hub") from None
+
+
+def hub_hosts() -> set[str]:
+    """The hosts of the hub: the library's own, and the one that HF_ENDPOINT sets."""
+    try:
+        constants = importlib.import_module("huggingface_hub.constants")
+    except ImportError:
+        return set()
+    addresses = (getattr(constants, name, "") for name in ("ENDPOINT", "_HF_DEFAULT_ENDPOINT"))
+    return {host for address in addresses if (host := urlsplit(address).hostname)}
 
 
 @contextmanager

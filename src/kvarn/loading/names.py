@@ -13,11 +13,12 @@ from pathlib import Path
 
 from kvarn.errors import PullFailed, printable
 from kvarn.loading.catalogue import DEFAULTS, MODELS, HubModel, Model, near
+from kvarn.loading.hub_library import hub_hosts
 from kvarn.loading.paths import models_folder, user_path
 from kvarn.words import one_of
 
 FORMS = "a .gguf file, a folder with config.json, hf:org/repo, hf:org/repo:Q4_K_M or hf:org/repo/file.gguf"
-_HUB = re.compile(r"(hf:(?://)?|(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?([\w-]+(?:\.[\w-]+)+)/", re.IGNORECASE | re.ASCII)
 _BARE = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?::[\w.-]+)?", re.ASCII)  # org/repo, or org/repo:Q4_K_M
 _IN_ADDRESSES = (["blob", "main"], ["resolve", "main"], ["tree", "main"])  # org/repo/blob/main/file
 
@@ -35,7 +36,7 @@ def meaning(text: str) -> Meant:
     path = user_path(text)
     if _exists(path):
         return Meant(path, text)
-    if _HUB.match(text):
+    if reference(text) is not None:
         model = hub_model(text)
         return Meant(model, hub_name(model))
     low = text.lower().removesuffix(":latest")
@@ -55,7 +56,7 @@ def meaning(text: str) -> Meant:
 def is_known(word: str) -> bool:
     """Whether a word is the name of a model, without a look at other files than kvarn's own."""
     low = word.lower().removesuffix(":latest")
-    return bool(_HUB.match(word)) or low in MODELS or low in DEFAULTS or (word != "" and _own(word) is not None)
+    return low in MODELS or low in DEFAULTS or reference(word) is not None or (word != "" and _own(word) is not None)
 
 
 def is_repository(word: str) -> bool:
@@ -73,8 +74,7 @@ def unknown(name: str) -> PullFailed:
 
 def hub_model(text: str) -> HubModel:
     """`org/repo/file.gguf`, `org/repo:Q4_K_M`, or `org/repo` for the folder, with any prefix of the hub."""
-    prefix = _HUB.match(text)
-    rest = text[prefix.end() :] if prefix else text
+    rest = reference(text) or text
     if "://" in text:
         rest = rest.split("?")[0].split("#")[0].rstrip("/")
     parts = rest.split("/")
@@ -87,6 +87,20 @@ def hub_model(text: str) -> HubModel:
         forms = "hf:org/repo, hf:org/repo:Q4_K_M or hf:org/repo/file.gguf"
         raise PullFailed(f"{printable(text, 200)} names no model; write {forms}")
     return HubModel("/".join(parts[:2]), "/".join(parts[2:]), "" if weights == "latest" else weights.upper())
+
+
+def reference(text: str) -> str | None:
+    """What follows `hf:` or the hub's address; None if the text begins with neither."""
+    if text[:3].lower() == "hf:":
+        return text[3:].removeprefix("//")
+    address = _ADDRESS.match(text)
+    if address is None:
+        return None
+    host = address[1].lower()
+    is_hub = (
+        host.startswith("hf.") and host.count(".") == 1
+    ) or host in hub_hosts()  # its short address, or a full one
+    return text[address.end() :] if is_hub else None
 
 
 def hub_name(model: HubModel) -> str:
