@@ -97,10 +97,8 @@ def reference(text: str) -> str | None:
     if address is None:
         return None
     host = address[1].lower()
-    is_hub = (
-        host.startswith("hf.") and host.count(".") == 1
-    ) or host in hub_hosts()  # its short address, or a full one
-    return text[address.end() :] if is_hub else None
+    short = host.startswith("hf.") and host.count(".") == 1  # the hub's short address
+    return text[address.end() :] if short or host in hub_hosts() else None
 
 
 def hub_name(model: HubModel) -> str:
