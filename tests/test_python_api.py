@@ -10,28 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import tiny_gguf
 from support.serving import tiny_model
-from support.tiny_files import write_hf
 
 from kvarn import LLM, AsyncLLM, KvarnError, SamplingParams
-from kvarn.engine import engine
-from kvarn.engine.engine import Engine
-from kvarn.engine.explain import explain, in_words
-from kvarn.engine.params import chat_defaults
-from kvarn.engine.sampling import log_softmax
-from kvarn.engine.scheduler import MOST_ROWS, MOST_ROWS_WHILE_DECODING, Scheduler, Work
-from kvarn.engine.scoring import score
-from kvarn.errors import BadLogits
 from kvarn.jobs.job import Completion, Output, TokenLogprob
 from kvarn.jobs.pieces import Piece
-from kvarn.loading.checkpoint import open_checkpoint
-from kvarn.loading.own_sampling import own_sampling
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = ["ab of the night", "cd and a fox", "the sea"]
 DRAWN = SamplingParams(max_tokens=20, temperature=1.5, seed=3, n=2, ignore_eos=True)
-LONG = "the sea and the night and a fox " * 8  # 248 tokens
 
 
 @pytest.fixture(scope="module")
@@ -272,109 +259,6 @@ def test_what_a_processor_returns_is_checked(llm: LLM, process: Any, message: st
         SamplingParams(logits_processors=[5])  # type: ignore[list-item]
 
 
-# -- log-probabilities of prompts ------------------------------------------------------------------------------------
-
-
-def test_prompt_logprobs_are_those_of_the_scored_text(llm: LLM) -> None:
-    """More rows than a step may have, with a prefix that the cache already holds."""
-    before = llm.generate(LONG, max_tokens=4)[0]
-    (output,) = llm.generate(LONG, max_tokens=4, prompt_logprobs=3, logprobs=3)
-    assert (output.cached_tokens, output.tokens) == (0, before.tokens)
-    tokens = output.prompt_token_ids
-    assert len(tokens) > 2 * MOST_ROWS
-    logits = score(llm.program, llm.memory, llm.cache, tokens, 0, 32)
-    found = output.prompt_logprobs
-    assert found is not None
-    assert found[0] is None
-    assert len(found) == len(tokens)
-    for at, each in enumerate(found[1:], 1):
-        row = log_softmax(logits[at - 1])
-        top = sorted(range(len(row)), key=lambda t: (-row[t], t))[:3]
-        assert each == TokenLogprob(tokens[at], float(row[tokens[at]]), tuple((t, float(row[t])) for t in top))
-
-
-def test_prompt_logprobs_do_not_depend_on_chunks_batch_or_preemption(model: Path) -> None:
-    params = SamplingParams(max_tokens=40, prompt_logprobs=1, ignore_eos=True, n=2, temperature=1, seed=1)
-    roomy = LLM(model, context=320, max_seqs=2)
-    prompts = [LONG[:150], LONG[40:200], LONG[:170]]
-    want = [roomy.generate(prompt, params)[0] for prompt in prompts]
-    each = roomy.cache.plan.bytes_per_token * 16
-    for chunk in (5, 512):
-        tight = LLM(
-            model, cache="paged", context=320, max_seqs=4, block_size=16, cache_bytes=20 * each, max_batch_tokens=chunk
-        )
-        found = tight.generate(prompts, params)
-        assert [output.prompt_logprobs for output in found] == [output.prompt_logprobs for output in want]
-        assert [output.completions for output in found] == [output.completions for output in want]
-        assert tight.engine.scheduler.n_preemptions > 0
-        idle(tight)
-
-
-def test_a_step_has_few_rows_of_prompts_whatever_asks_for_them(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients can ask for log-probabilities of long prompts; the others must not wait long."""
-    steps: list[tuple[int, bool]] = []
-    choose = Scheduler.schedule
-
-    def schedule(self: Scheduler) -> list[Work]:
-        work = choose(self)
-        rows = sum(each.n_rows for each in work if each.n > 1 and not each.decodes)
-        steps.append((rows, any(each.decodes for each in work)))
-        return work
-
-    monkeypatch.setattr(Scheduler, "schedule", schedule)
-    wide = LLM(llm.name, cache="paged", max_seqs=8, context=320)
-    outputs = wide.generate([LONG[:200]] * 6 + ["ab"], [SamplingParams(prompt_logprobs=0)] * 6 + [SamplingParams()])
-    assert len({tuple(output.prompt_logprobs or ()) for output in outputs[:6]}) == 1
-    assert max(rows for rows, decodes in steps) == MOST_ROWS
-    assert max(rows for rows, decodes in steps if decodes) == MOST_ROWS_WHILE_DECODING
-
-
-def test_damaged_weights_fail_the_request_that_asks_for_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def report(*args: Any) -> int:
-        raise BadLogits("the model's largest logit is nan")
-
-    monkeypatch.setattr(engine, "likeliest_token", report)
-    other = llm.start("ab", SamplingParams(max_tokens=4, ignore_eos=True))
-    with pytest.raises(BadLogits):
-        llm.generate(LONG, prompt_logprobs=0)
-    llm.runner.wait(other)
-    assert len(other.output().tokens) == 4
-    idle(llm)
-
-
-@pytest.mark.parametrize("cache", ["contiguous", "paged", "sinks"])
-def test_a_conversation_with_prompt_logprobs(model: Path, cache: str) -> None:
-    llm = LLM(model, cache=cache, context=128, max_seqs=1)
-    ask = SamplingParams(max_tokens=3, prompt_logprobs=0, temperature=0)
-    for turn in ("ab and cd", "ab and cd, then a fox"):
-        job = llm.start(turn, ask, conversation="one")
-        llm.runner.wait(job)
-        output = job.output()
-        assert output.prompt_logprobs is not None
-        assert len(output.prompt_logprobs) == output.prompt_tokens
-        assert "log-probabilities of the prompt were asked for" in in_words(explain(job.request), str)
-    one = llm.generate([97], max_tokens=1, prompt_logprobs=0)[0]
-    assert one.prompt_logprobs == [None]
-
-
-def test_an_error_in_a_step_with_prompt_rows_leaves_each_row_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = llm.generate(LONG, max_tokens=2, prompt_logprobs=0)[0].prompt_logprobs
-    steps = iter(range(1000))
-
-    def take(self: Engine, *args: Any) -> Any:
-        if next(steps) in (0, 3):
-            raise ArithmeticError("once")
-        return original(self, *args)
-
-    original = Engine._draw
-    monkeypatch.setattr(Engine, "_draw", take)
-    others = [llm.start(prompt, DRAWN) for prompt in PROMPTS]  # so that no single request is blamed
-    assert llm.generate(LONG, max_tokens=2, prompt_logprobs=0)[0].prompt_logprobs == want
-    for job in others:
-        llm.runner.cancel(job)
-    idle(llm)
-
-
 @pytest.mark.parametrize(
     "settings", [{"max_tokens": True}, {"ignore_eos": "yes"}, {"logit_bias": {1: 10**400}}], ids=str
 )
@@ -388,86 +272,6 @@ def test_a_seed_may_be_an_integer_of_numpy(llm: LLM) -> None:
         llm.generate("ab", seed=seed, temperature=1, max_tokens=4)[0].tokens for seed in (3, np.int64(3), np.uint8(3))
     ]
     assert drawn[0] == drawn[1] == drawn[2]
-
-
-# -- defaults --------------------------------------------------------------------------------------------------------
-
-
-def test_chat_draws_and_text_is_greedy_by_default(llm: LLM) -> None:
-    assert llm.chat_defaults["temperature"] == 0.7
-    assert llm.chat_defaults["top_p"] == 0.95
-    texts = {tuple(llm.chat("ab", max_tokens=12, ignore_eos=True, seed=seed).tokens) for seed in range(4)}
-    assert len(texts) > 1, "not greedy"
-    same = {tuple(llm.generate("ab", max_tokens=12, seed=seed)[0].tokens) for seed in range(4)}
-    assert len(same) == 1
-    assert chat_defaults({"temperature": 0.0})["temperature"] == 0.7, "never greedy"
-
-
-def test_the_models_own_settings_are_the_defaults_of_chat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keys = {
-        "general.sampling.temp": ("f32", 0.6),
-        "general.sampling.top_k": ("i32", 20),
-        "general.sampling.min_p": ("f32", 7.0),
-        "general.sampling.penalty_repeat": ("f32", 1.05),
-    }
-    path = tiny_gguf.write(tmp_path / "own.gguf", "llama", tiny_gguf.CHAT, keys=keys)
-    own = own_sampling(open_checkpoint(path))
-    assert own == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
-    assert "general.sampling.min_p is 7.0, which is out of range" in caplog.text
-    defaults = LLM(path, context=64).chat_defaults
-    assert {name: defaults[name] for name in own} == own
-    assert (defaults["top_p"], defaults["min_p"]) == (0.95, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("content", "own"),
-    [
-        ('{"temperature": 0.6, "top_k": -1, "do_sample": true}', {"temperature": 0.6, "top_k": 0}),
-        ('{"temperature": null, "top_p": "x", "top_k": 1.5, "min_p": NaN}', {}),
-        ('{"temperature": true, "repetition_penalty": -1, "top_p": 1e400}', {}),
-        ("[1]", {}),
-        ("{", {}),
-        ("[" * 100_000, {}),
-        (None, {}),
-    ],
-)
-def test_a_folders_generation_config(tmp_path: Path, content: str | None, own: dict[str, float]) -> None:
-    folder = write_hf(tmp_path, "llama")
-    if content is not None:
-        (folder / "generation_config.json").write_text(content)
-    assert own_sampling(open_checkpoint(folder)) == own
-
-
-# -- the context -----------------------------------------------------------------------------------------------------
-
-
-def test_prompt_and_answer_fill_the_context_and_no_more(llm: LLM) -> None:
-    (cut,) = llm.generate("ab", max_tokens=10_000, ignore_eos=True)
-    assert cut.prompt_tokens + len(cut.tokens) == 320
-    assert (cut.finish_reason, cut.completions[0].limit) == ("length", "context")
-    (short,) = llm.generate("ab", max_tokens=4, ignore_eos=True)
-    assert (short.finish_reason, short.completions[0].limit) == ("length", "max_tokens")
-    (last,) = llm.generate([97] * 319, max_tokens=10, ignore_eos=True)
-    assert (len(last.tokens), last.completions[0].limit) == (1, "context")
-    with pytest.raises(KvarnError, match="the prompt has 320 tokens and the context holds 320"):
-        llm.generate([97] * 320)
-
-
-@pytest.mark.parametrize("cache", ["ring", "sinks"])
-def test_a_ring_goes_on_to_the_context_of_the_model(model: Path, cache: str) -> None:
-    rolling = LLM(model, cache=cache, context=64, max_seqs=1, max_batch_tokens=64)
-    (output,) = rolling.generate("ab of the night", max_tokens=10_000, ignore_eos=True)
-    assert output.prompt_tokens + len(output.tokens) == 512
-    assert output.completions[0].limit == "context"
-    same = LLM(model, cache="sliding", window=64, pinned=4 if cache == "sinks" else 0, context=512, max_seqs=1)
-    assert same.generate("ab of the night", max_tokens=10_000, ignore_eos=True)[0].tokens == output.tokens
-    assert rolling.cache.plan.nbytes < same.cache.plan.nbytes
-
-
-def test_a_longer_context_than_the_models_is_refused_with_the_remedy(model: Path) -> None:
-    for cache in ("paged", "ring"):
-        with pytest.raises(KvarnError, match="trained for 512 tokens; give at most that"):
-            LLM(model, cache=cache, context=513)
 
 
 # -- documentation ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from kvarn.jobs.background import Background
 from kvarn.jobs.batch import Messages, OneOrEach, is_one_conversation, paired, prompts_of
 from kvarn.jobs.job import Job, Output
 from kvarn.llm import LLM, one_answer
+from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.text.tokenizer import Prompt
 
 _CLOSED = "this AsyncLLM is closed: make another one"
@@ -34,7 +35,7 @@ class AsyncLLM:
     """`model` is an LLM, or what LLM takes, with the same settings. Loading blocks: in a running event loop use
     `await asyncio.to_thread(AsyncLLM, ...)`."""
 
-    def __init__(self, model: LLM | str | Path = "smollm2", **settings: Any) -> None:
+    def __init__(self, model: LLM | str | Path = DEFAULT_MODEL, **settings: Any) -> None:
         if isinstance(model, LLM) and settings:
             raise KvarnError(f"the model is loaded already: {', '.join(settings)} cannot be set")
         self.llm = model if isinstance(model, LLM) else LLM(model, **settings)

@@ -28,6 +28,7 @@ from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, m
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
+from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.own_sampling import own_sampling
 from kvarn.loading.progress import Progress, quiet
@@ -69,7 +70,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = "smollm2",
+        model: str | Path = DEFAULT_MODEL,
         *,
         cache: str = "auto",
         cache_type: str = "bf16",
@@ -94,7 +95,8 @@ class LLM:
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
         is_open = not isinstance(backend, str) and hasattr(backend, "load")
         self.backend: Backend = backend if is_open else open_backend(str(backend), threads)  # type: ignore[assignment]
-        checkpoint = open_checkpoint(resolve(str(model), progress=progress))
+        self.path = resolve(self.name, progress=progress)
+        checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))

@@ -145,7 +145,7 @@ def test_the_fingerprint_changes_with_what_changes_bits_and_with_nothing_else(tm
 
     def of(model: Path = path, **settings: object) -> str:
         with LLM(model, context=128, max_seqs=2, **settings) as llm:
-            return fingerprint_of(llm, model)
+            return fingerprint_of(llm)
 
     plain = of()
     (tmp_path / "renamed.gguf").write_bytes(path.read_bytes())

@@ -20,8 +20,8 @@ from kvarn.cli.progress import ProgressLine
 from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
+from kvarn.loading.catalogue import DEFAULT_MODEL
 
-DEFAULT_MODEL = "smollm2"
 SHORT = {"max_tokens": "-n", "max_batch_tokens": "-b", "max_seqs": "-np", "context": "-c"}  # known by the short name
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup  # what takes `add_argument`
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # all binary: 1 GB and 1 GiB are 1G

@@ -13,6 +13,7 @@ from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.errors import KvarnError, printable
 from kvarn.llm import context_of
+from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import TensorInfo
 from kvarn.loading.pull import resolve
@@ -30,7 +31,7 @@ kvarn inspect model.gguf -c 32768 --json""",
         usage="[MODEL] [OPTIONS]",
     )
     what = "name, .gguf file, safetensors folder or hf:org/repo (default: %(default)s)"
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2", help=what)
+    parser.add_argument("model", metavar="MODEL", nargs="?", default=DEFAULT_MODEL, help=what)
     length = "context for the cache sizes; 0: the context that the model was trained for (default: up to 4096)"
     parser.add_argument("-c", "--context", "--ctx-size", type=int, metavar="N", help=length)
     parser.add_argument("--window", type=int, metavar="N", help="window of the strategies ring, sliding and sinks")

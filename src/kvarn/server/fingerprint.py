@@ -23,22 +23,19 @@ EVERY = 1 << 20
 SAMPLE = 16 << 10
 
 
-def fingerprint_of(llm: LLM, path: Path | None = None) -> str:
-    """`path`: the model's file or folder."""
+def fingerprint_of(llm: LLM) -> str:
     facts, plan = llm.backend.facts(), llm.cache.plan
     tokenizer = llm.tokenizer
     windows = [(group.layers, group.config.spec) for group in plan.groups]
     used = (llm.config, windows, tokenizer.chat_template, tokenizer.vocab_size, tokenizer.eos_ids, llm.trust_messages)
     digest = blake2b(repr(used).encode(), digest_size=4)
-    for file in _files(path):
+    for file in _files(llm.path):
         _add(digest, file)
     parts = [facts["name"], facts.get("order"), plan.codec.name, f"a{arithmetic.VERSION}", digest.hexdigest()]
     return "-".join(["kvarn", __version__, *filter(None, parts)])
 
 
-def _files(path: Path | None) -> list[Path]:
-    if path is None:
-        return []
+def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     return sorted(each for each in path.iterdir() if each.suffix in (".safetensors", ".json", ".jinja", ".model"))

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from kvarn.server.inbox import Ended
 from kvarn.server.log_lines import Facts, Log, now
 from kvarn.server.refusal import Refusal
+from kvarn.words import counted
 
 POLLS = ("/health", "/ready", "/metrics")  # asked every few seconds
 CLOSED = 499  # the status of a request whose client left before an answer (nginx has the same)
@@ -135,7 +136,7 @@ class RequestLog:
 
     def stopping(self, drain_seconds: float) -> None:
         n = self.n_open
-        what = f"{_requests(n)} may finish within {drain_seconds:g} s" if n else "no request is under way"
+        what = f"{counted(n, 'request')} may finish within {drain_seconds:g} s" if n else "no request is under way"
         self._say("stopping", f"stopping: {what}", open_requests=n)
 
     def close(self) -> None:
@@ -146,9 +147,10 @@ class RequestLog:
         dropped = self._log.dropped if self._log is not None else 0
         self._say(
             "stopped",
-            f"stopped after {seconds:.1f} s: {_requests(t['requests'])} ({t['refused']:,} refused, {t['failed']:,} "
-            f"failed, {t['cancelled']:,} cancelled), {t['prompt_tokens']:,} prompt tokens ({t['cached_tokens']:,} "
-            f"cached), {t['output_tokens']:,} output tokens" + (f"; {dropped:,} log lines dropped" if dropped else ""),
+            f"stopped after {seconds:.1f} s: {counted(t['requests'], 'request')} ({t['refused']:,} refused, "
+            f"{t['failed']:,} failed, {t['cancelled']:,} cancelled), {counted(t['prompt_tokens'], 'prompt token')} "
+            f"({t['cached_tokens']:,} cached), {counted(t['output_tokens'], 'output token')}"
+            + (f"; {counted(dropped, 'log line')} dropped" if dropped else ""),
             seconds=round(seconds, 1),
             **t,
             dropped_lines=dropped,
@@ -169,10 +171,6 @@ class RequestLog:
             t["refused"] += 1
         for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
             t[name] += getattr(entry, name) or 0
-
-
-def _requests(n: int) -> str:
-    return f"{n:,} request{'s' * (n != 1)}"
 
 
 def _ms(seconds: float) -> float:

@@ -87,6 +87,8 @@ class Ticket(Listener):
 
 def _of_prompt(job: Job) -> list[TokenLogprob]:
     """The log-probabilities of the prompt, if they were asked for. The first token has none."""
+    if job.request.params.prompt_logprobs is None:  # most requests: `output` would copy the prompt
+        return []
     found = job.output().prompt_logprobs or []
     return [each or TokenLogprob(job.request.prompt[0], math.nan, ()) for each in found]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prompt_toolkit.history import History
 
-from kvarn.loading.paths import models_folder
+from kvarn.loading.paths import cache_folder
 
 MOST_LINES = 1000
 MOST_BYTES = 1 << 20
@@ -20,7 +20,7 @@ LONGEST = 1 << 16  # bytes: a longer text is not kept
 
 
 def history_file() -> Path:
-    return models_folder().parent / "chat_history"
+    return cache_folder() / "chat_history"
 
 
 class FileHistory(History):
