@@ -1,0 +1,197 @@
+"""The kernels and their specialisations. This module needs neither Triton nor a GPU.
+
+A kernel is a Triton function in kernels/, in a file of its own name. A Kernel is one specialisation of
+it: the types of its arguments and the values of its constants. Everything that affects its machine code
+is a field, so the digest of a Kernel (store.py) names its binary. `catalogue` lists all of them: what a
+release contains, and what tests compile.
+
+Names of types are Triton's. C is the type of cells, F the type in which a matrix takes its input (and in
+which the matrix is stored).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+Constant = int | float | str
+
+TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
+HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
+LARGEST_HEAD = HEAD_DIMS[-1]
+HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
+
+SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
+GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` computes
+PREFILL_ROWS = 64  # query rows of a program of `prefill`
+ROW_TILES = (16, 64, 128)  # rows of a program of `linear`
+ROWS = ROW_TILES[-1]  # workspaces have a multiple of this many rows
+COLUMNS = 128  # matrices are padded to a multiple of this many rows (columns of the output)
+DEPTH = 64  # matrices and their inputs are padded to a multiple of this many columns
+STRETCH = 1024  # numbers that a program of an elementwise kernel computes
+ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str  # of the function, and of its file in kernels/
+    arguments: tuple[tuple[str, str], ...]  # (name, type) in order, without the constants
+    constants: tuple[tuple[str, Constant], ...]  # (name, value), after the arguments
+    aligned: tuple[tuple[str, int], ...] = ()  # integer arguments that are multiples of a power of two
+    warps: int = 4
+    stages: int = 1
+
+    @property
+    def title(self) -> str:
+        """For people: `linear bf16 BM 16`."""
+        kinds = dict.fromkeys(kind.removeprefix("*") for _, kind in self.arguments if kind[0] == "*")
+        kinds.pop("i32", None)
+        sizes = (f"{name} {value}" for name, value in self.constants)
+        return " ".join((self.name, *kinds, *sizes))
+
+
+def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
+    """'x:*F n:i32' with F="bf16" -> (("x", "*bf16"), ("n", "i32"))."""
+    pairs = []
+    for word in text.split():
+        name, kind = word.split(":")
+        star, kind = ("*", kind[1:]) if kind[0] == "*" else ("", kind)
+        pairs.append((name, star + types.get(kind, kind)))
+    return tuple(pairs)
+
+
+@cache
+def embed(weight: str) -> Kernel:
+    arguments = _arguments("tokens:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32", F=TYPES[weight])
+    return Kernel("embed", arguments, (("BLOCK", STRETCH),))
+
+
+@cache
+def norm(form: str) -> Kernel:
+    text = "x:*fp32 weight:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32 eps:fp32"
+    return Kernel("norm", _arguments(text, F=TYPES[form]), (("BLOCK", ROW_STRETCH),))
+
+
+@cache
+def norm_add() -> Kernel:
+    text = "x:*fp32 weight:*fp32 into:*fp32 width:i32 x_stride:i32 into_stride:i32 eps:fp32"
+    return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH),))
+
+
+@cache
+def linear(form: str, rows: int) -> Kernel:
+    """For steps of up to this many rows; the largest tile is for all larger ones."""
+    tile = next((each for each in ROW_TILES if rows <= each), ROWS)
+    text = "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 biased:i32 adds:i32"
+    columns, depth, warps, stages = 64, 64, 4, 3
+    if form == "f32":
+        tile, columns, depth, stages = 16, 32, 32, 1
+    elif tile == ROWS:
+        columns, warps = 128, 8
+    constants = (("BM", tile), ("BN", columns), ("BK", depth))
+    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), warps, stages)
+
+
+@cache
+def gate(activation: str, form: str) -> Kernel:
+    text = "gate:*fp32 up:*fp32 out:*F width:i32 gate_stride:i32 up_stride:i32 out_stride:i32"
+    return Kernel("gate", _arguments(text, F=TYPES[form]), (("ACTIVATION", activation), ("BLOCK", STRETCH)))
+
+
+@cache
+def add() -> Kernel:
+    text = "x:*fp32 into:*fp32 width:i32 x_stride:i32 into_stride:i32"
+    return Kernel("add", _arguments(text), (("BLOCK", STRETCH),))
+
+
+@cache
+def convert(form: str) -> Kernel:
+    text = "x:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32"
+    return Kernel("convert", _arguments(text, F=TYPES[form]), (("BLOCK", STRETCH),))
+
+
+@cache
+def select() -> Kernel:
+    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32"
+    return Kernel("select", _arguments(text), (("BLOCK", STRETCH),))
+
+
+@cache
+def angles() -> Kernel:
+    text = "positions:*i32 turns:*fp64 cos:*fp32 sin:*fp32 half:i32 magnitude:fp32"
+    return Kernel("angles", _arguments(text), (("BLOCK", LARGEST_HEAD // 2),), warps=1)
+
+
+CELLS = "k_block:i64 k_head:i64 k_slot:i64 v_block:i64 v_head:i64 v_slot:i64"  # strides
+
+
+@cache
+def rotate(codec: str) -> Kernel:
+    text = (
+        "q:*fp32 k:*fp32 v:*fp32 q_stride:i32 k_stride:i32 v_stride:i32 q_norm:*fp32 k_norm:*fp32 cos:*fp32 "
+        "sin:*fp32 cells:*i32 q_out:*C k_cells:*C v_cells:*C n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 half:i32 "
+        f"block_size:i32 {CELLS} q_normed:i32 k_normed:i32 eps:fp32"
+    )
+    return Kernel("rotate", _arguments(text, C=TYPES[codec]), (("BD", LARGEST_HEAD),), warps=1)
+
+
+ATTENTION = (
+    "q:*C k:*C v:*C table:*i32 shifts:*i32 rows:*i32 positions:*i32 table_width:i32 n_heads:i32 group:i32 dim:i32 "
+    f"block_size:i32 {CELLS} window:i32 pinned:i32 pinned_blocks:i32 scale:fp32"
+)
+
+
+def head_block(dim: int) -> int:
+    return next(each for each in HEAD_DIMS if dim <= each)
+
+
+def _tile(codec: str, block: int) -> int:
+    """Keys of a tile: a part of the arithmetic, and what fits the shared memory of every target."""
+    if codec == "f32":
+        return 32
+    return 64 if block == LARGEST_HEAD else 128
+
+
+@cache
+def decode(codec: str, dim: int) -> Kernel:
+    block = head_block(dim)
+    text = f"{ATTENTION} tokens:*i32 partial:*fp32 peaks:*fp32 masses:*fp32"
+    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS))
+    aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
+    return Kernel("decode", _arguments(text, C=TYPES[codec]), constants, aligned, stages=2)
+
+
+@cache
+def prefill(codec: str, dim: int) -> Kernel:
+    block = head_block(dim)
+    rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
+    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32"
+    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
+    aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
+    return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, aligned, stages=1)
+
+
+@cache
+def reduce() -> Kernel:
+    text = "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32"
+    return Kernel("reduce", _arguments(text), (("BD", LARGEST_HEAD),), warps=1)
+
+
+@cache
+def copy(unit_bytes: int) -> Kernel:
+    text = f"moves:*i32 arena:*U offsets:*i64 units:i32 {CELLS}"
+    unit = {2: "i16", 4: "i32"}[unit_bytes]
+    return Kernel("copy", _arguments(text, U=unit), (("SLOTS", 16), ("BD", LARGEST_HEAD)))
+
+
+@cache
+def edit() -> Kernel:
+    return Kernel("edit", _arguments("edits:*i32 table:*i32 n_edits:i32"), (("BLOCK", STRETCH),))
+
+
+def catalogue() -> tuple[Kernel, ...]:
+    """All specialisations, each once."""
+    found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4), convert("f16"), convert("bf16")]
+    for kind in TYPES:
+        found += [embed(kind), norm(kind), rotate(kind), gate("silu", kind), gate("gelu", kind)]
+        found += [linear(kind, rows) for rows in ROW_TILES]
+        found += [make(kind, dim) for dim in HEAD_DIMS for make in (decode, prefill)]
+    return tuple(dict.fromkeys(found))
