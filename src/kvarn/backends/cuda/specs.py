@@ -26,6 +26,7 @@ ROW_TILES = (16, 64, 128)  # rows of a program of `linear`
 ROWS = ROW_TILES[-1]  # workspaces have a multiple of this many rows
 COLUMNS = 128  # matrices are padded to a multiple of this many rows (columns of the output)
 DEPTH = 64  # matrices and their inputs are padded to a multiple of this many columns
+GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
 
@@ -38,6 +39,10 @@ class Kernel:
     aligned: tuple[tuple[str, int], ...] = ()  # integer arguments that are multiples of a power of two
     warps: int = 4
     stages: int = 1
+
+    def size(self, name: str) -> int:
+        """A constant that is a size, such as BM."""
+        return int(dict(self.constants)[name])
 
     @property
     def title(self) -> str:
@@ -80,7 +85,7 @@ def norm_add() -> Kernel:
 def linear(form: str, rows: int) -> Kernel:
     """For steps of up to this many rows; the largest tile is for all larger ones."""
     tile = next((each for each in ROW_TILES if rows <= each), ROWS)
-    text = "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 biased:i32 adds:i32"
+    text = "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 scale:fp32 biased:i32 adds:i32"
     columns, depth, warps, stages = 64, 64, 4, 3
     if form == "f32":
         tile, columns, depth, stages = 16, 32, 32, 1
@@ -92,7 +97,7 @@ def linear(form: str, rows: int) -> Kernel:
 
 @cache
 def gate(activation: str, form: str) -> Kernel:
-    text = "gate:*fp32 up:*fp32 out:*F width:i32 gate_stride:i32 up_stride:i32 out_stride:i32"
+    text = "gate:*fp32 up:*fp32 out:*F width:i32 gate_stride:i32 up_stride:i32 out_stride:i32 scale:fp32"
     return Kernel("gate", _arguments(text, F=TYPES[form]), (("ACTIVATION", activation), ("BLOCK", STRETCH)))
 
 

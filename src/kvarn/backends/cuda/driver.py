@@ -1,0 +1,260 @@
+"""NVIDIA's driver, as little of it as the backend needs: device, memory, kernels, one stream, events, graphs.
+
+Everything runs on one stream, in order. Addresses are integers. A Driver belongs to the process that made
+it: a forked child may not use it, and releases nothing. Tests put another driver in its place
+(tests/gpu/support), so nothing else in this backend calls NVIDIA's functions.
+Non-goals: what is computed; where binaries come from (store.py).
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn.backends.cuda.specs import Kernel
+from kvarn.backends.cuda.store import Binary
+from kvarn.errors import KvarnError, OutOfMemory
+
+Grid = tuple[int, int, int]
+Function = Any  # a loaded kernel
+Event = Any
+Graph = Any
+
+OLDEST_DRIVER = 12_000  # CUDA 12.0, as cuDriverGetVersion counts
+SMALL_SHARED = 48 << 10  # bytes of shared memory that a kernel may have without asking
+
+
+class Device(Protocol):
+    """What the backend asks of a driver."""
+
+    name: str
+    target: int  # compute capability, 90 for 9.0
+    total_bytes: int
+    version: str  # of the driver
+
+    def bind(self) -> None:
+        """Make the device current in this thread."""
+
+    def free_bytes(self) -> int: ...
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of device memory, whose content is undefined. Raises OutOfMemory."""
+
+    def release(self, address: int) -> None: ...
+
+    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        """Host memory from which `send` can copy."""
+
+    def upload(self, address: int, data: NDArray[Any]) -> None:
+        """Copy to the device and wait."""
+
+    def download(self, address: int, out: NDArray[Any]) -> None:
+        """Wait for everything that was launched, then copy to the host."""
+
+    def send(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Copy pinned memory to the device, in the order of the stream, without waiting."""
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None: ...
+
+    def load(self, binaries: dict[Kernel, Binary]) -> None:
+        """Load kernels. `function` gives them."""
+
+    def function(self, kernel: Kernel) -> Function: ...
+
+    def launch(self, function: Function, grid: Grid, args: Sequence[int | float]) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def event(self) -> Event: ...
+
+    def record(self, event: Event) -> None: ...
+
+    def wait(self, event: Event) -> None:
+        """Until the work before its last `record` is done."""
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        """Milliseconds between two events, after waiting for the second."""
+
+    def capture(self, launches: Callable[[], None]) -> Graph:
+        """Record what `launches` does as a graph. It may not allocate, load or wait."""
+
+    def replay(self, graph: Graph) -> None: ...
+
+
+_TYPES: dict[str, Any] = {
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "fp32": ctypes.c_float,
+}
+
+
+class LoadedKernel:
+    """A kernel in the device's memory, and the ctypes of its arguments."""
+
+    def __init__(self, handle: Any, kernel: Kernel, binary: Binary) -> None:
+        self.handle, self.threads, self.shared = handle, 32 * binary.warps, binary.shared
+        types = [ctypes.c_void_p if kind[0] == "*" else _TYPES[kind] for _, kind in kernel.arguments]
+        self.types = [*types, ctypes.c_void_p, ctypes.c_void_p]  # two scratch pointers, which our kernels do not use
+        self.pointers = ctypes.c_void_p * len(self.types)
+
+
+class Driver:
+    def __init__(self, index: int = 0) -> None:
+        self._api = _bindings()
+        api = self._api
+        try:
+            self._call(api.cuInit(0))
+            device = self._call(api.cuDeviceGet(index))
+            found = int(self._call(api.cuDriverGetVersion()))
+            if found < OLDEST_DRIVER:
+                raise KvarnError(
+                    f"the NVIDIA driver is for CUDA {_version(found)} and kvarn needs {_version(OLDEST_DRIVER)}: update it"
+                )
+            self._context = self._call(api.cuDevicePrimaryCtxRetain(device))
+        except DeviceError as error:
+            raise KvarnError(f"the NVIDIA device does not start: {error}; `nvidia-smi` should list it") from None
+        self._process = os.getpid()
+        self.bind()
+        self.name = self._call(api.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
+        kinds = api.CUdevice_attribute
+        major = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)))
+        minor = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)))
+        self.target = 10 * major + minor
+        self.total_bytes = int(self._call(api.cuDeviceTotalMem(device)))
+        self.version = _version(found)
+        self._stream = self._call(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._functions: dict[Kernel, LoadedKernel] = {}
+
+    def bind(self) -> None:
+        if os.getpid() != self._process:
+            raise KvarnError("a forked process cannot use the GPU of its parent: open the model in the child")
+        self._call(self._api.cuCtxSetCurrent(self._context))
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def free_bytes(self) -> int:
+        return int(self._call(self._api.cuMemGetInfo())[0])
+
+    def allocate(self, nbytes: int) -> int:
+        result = self._api.cuMemAlloc(max(nbytes, 1))
+        if result[0] == self._api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            free = self.free_bytes()
+            raise OutOfMemory(
+                f"the GPU has {free / 2**30:.1f} GiB free and {nbytes / 2**30:.1f} GiB more are needed: close other "
+                "programs that use it, lower the context (-c), -np or --cache-bytes, or use --backend cpu"
+            )
+        return int(self._call(result))
+
+    def release(self, address: int) -> None:
+        if os.getpid() == self._process:
+            self._api.cuMemFree(address)  # at exit the driver may be gone already: its answer does not matter
+
+    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        address = int(self._call(self._api.cuMemHostAlloc(nbytes, 0)))
+        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+
+    def upload(self, address: int, data: NDArray[Any]) -> None:
+        assert data.flags.c_contiguous
+        self.synchronize()
+        self._call(self._api.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
+
+    def download(self, address: int, out: NDArray[Any]) -> None:
+        assert out.flags.c_contiguous
+        self.synchronize()
+        self._call(self._api.cuMemcpyDtoH(out.ctypes.data, address, out.nbytes))
+
+    def send(self, address: int, data: NDArray[np.uint8]) -> None:
+        self._call(self._api.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        self._call(self._api.cuMemsetD8Async(address, byte, nbytes, self._stream))
+
+    # -- kernels -------------------------------------------------------------------------------------------------
+
+    def load(self, binaries: dict[Kernel, Binary]) -> None:
+        for kernel, binary in binaries.items():
+            module = self._call(self._api.cuModuleLoadData(binary.code))
+            handle = self._call(self._api.cuModuleGetFunction(module, binary.function.encode()))
+            if binary.shared > SMALL_SHARED:
+                kind = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._call(self._api.cuFuncSetAttribute(handle, kind, binary.shared))
+            self._functions[kernel] = LoadedKernel(handle, kernel, binary)
+
+    def function(self, kernel: Kernel) -> LoadedKernel:
+        return self._functions[kernel]
+
+    def launch(self, function: LoadedKernel, grid: Grid, args: Sequence[int | float]) -> None:
+        values = [kind(arg) for kind, arg in zip(function.types, (*args, 0, 0), strict=True)]
+        pointers = function.pointers(*map(ctypes.addressof, values))
+        self._call(
+            self._api.cuLaunchKernel(
+                function.handle,
+                *grid,
+                function.threads,
+                1,
+                1,
+                function.shared,
+                self._stream,
+                ctypes.addressof(pointers),
+                0,
+            )
+        )
+
+    # -- the stream ----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        self._call(self._api.cuStreamSynchronize(self._stream))
+
+    def event(self) -> Event:
+        return self._call(self._api.cuEventCreate(0))
+
+    def record(self, event: Event) -> None:
+        self._call(self._api.cuEventRecord(event, self._stream))
+
+    def wait(self, event: Event) -> None:
+        self._call(self._api.cuEventSynchronize(event))
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        self.wait(end)
+        return float(self._call(self._api.cuEventElapsedTime(start, end)))
+
+    def capture(self, launches: Callable[[], None]) -> Graph:
+        modes = self._api.CUstreamCaptureMode
+        self._call(self._api.cuStreamBeginCapture(self._stream, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        try:
+            launches()
+        finally:
+            graph = self._call(self._api.cuStreamEndCapture(self._stream))
+        try:
+            return self._call(self._api.cuGraphInstantiate(graph, 0))
+        finally:
+            self._call(self._api.cuGraphDestroy(graph))
+
+    def replay(self, graph: Graph) -> None:
+        self._call(self._api.cuGraphLaunch(graph, self._stream))
+
+    def _call(self, result: Iterable[Any]) -> Any:
+        """The value of a call of the bindings, which return (error, value...)."""
+        error, *values = result
+        if error != self._api.CUresult.CUDA_SUCCESS:
+            raise DeviceError(f"{error.name}")
+        return values[0] if len(values) == 1 else values
+
+
+class DeviceError(KvarnError):
+    """The driver reports an error. After most of them the device's memory is lost."""
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise KvarnError(f"--backend cuda needs NVIDIA's bindings ({error}): pip install 'kvarn[cuda]'") from None
+    return driver

@@ -1,0 +1,342 @@
+"""Emits the launches of a model from its fused graph. Decides about memory and about forms.
+
+- A value that only matrices read exists in the forms of these matrices. Norms and gates write it so; the
+  output of attention is f32 and is converted before the product.
+- Matrices that read one value and have one form are one product. Its outputs lie side by side.
+- After the last read of a value, its rows hold another one of the same shape. Everything runs in the
+  order of the list, so no launch overwrites what an earlier one still reads.
+
+Non-goal: deciding what is fused (graph/fuse.py).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import tau
+
+import numpy as np
+
+from kvarn.backends.cuda import specs
+from kvarn.backends.cuda.buffers import Allocation, Rows, View, Workspace
+from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.inbox import Frame
+from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.specs import Kernel
+from kvarn.backends.cuda.weights import Matrix, Weights
+from kvarn.cache.spec import ceil_div
+from kvarn.errors import KvarnError
+from kvarn.graph import kinds
+from kvarn.graph.kinds import Kind
+from kvarn.graph.ops import Rope
+from kvarn.graph.record import Value
+from kvarn.models.rope import frequencies, magnitude
+
+Run = Callable[[CudaMemory, Frame], None]
+Arguments = Sequence[int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    run: Run
+    kernel: str | None = None  # of attention: `prefill` or `decode`
+
+
+@dataclass(slots=True)
+class Emitted:
+    """A program: operations in order, then logits from `last`, or the hidden states before them."""
+
+    operations: list[Operation]
+    workspace: Workspace
+    last: Rows  # the input of the logits
+    logits: Matrix
+    hidden: Callable[[Frame, int], None]  # write the final hidden states of the wanted rows, f32, to an address
+    kept: list[Allocation]  # constants that the operations read
+
+
+def emit(fused: Sequence[Kind], norm_eps: float, weights: Weights, driver: Device) -> Emitted:
+    emitter = _Emitter(fused, norm_eps, weights, driver)
+    for kind in fused:
+        emitter.emit(kind)
+    return emitter.emitted()
+
+
+class _Emitter:
+    def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, driver: Device) -> None:
+        self.eps, self.weights, self.driver = norm_eps, weights, driver
+        self.workspace = Workspace(driver)
+        self.operations: list[Operation] = []
+        self.kept: list[Allocation] = []
+        self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads that are not emitted yet
+        self.forms: dict[Value, list[str]] = {}  # of the matrices that read a value
+        for kind in fused:
+            if isinstance(kind, kinds.Product):
+                self.forms[kind.x] = list(dict.fromkeys(weights.form(s.matrix) for s in kind.segments))
+            elif isinstance(kind, kinds.Logits):
+                self.forms[kind.x] = [weights.form(kind.weight)]
+        self.views: dict[Value, View] = {}  # values in f32
+        self.formed: dict[Value, dict[str, Rows]] = {}  # values in the forms of matrices
+        self.scaled: dict[Value, float] = {}  # by what the outputs of a product of this value are multiplied
+        self.users: Counter[Rows] = Counter()  # values in these rows that are still read
+        self.free: dict[tuple[str, int, bool], list[Rows]] = {}
+        self.ropes: dict[Rope, tuple[Rows, Rows]] = {}
+        self.selected = False
+        self.final: tuple[Value, Callable[[Frame, int], None]] | None = None
+        self.end: tuple[Rows, Matrix] | None = None
+
+    def emitted(self) -> Emitted:
+        assert self.end is not None
+        assert self.final is not None
+        return Emitted(self.operations, self.workspace, *self.end, self.final[1], self.kept)
+
+    def emit(self, kind: Kind) -> None:
+        match kind:
+            case kinds.Embed():
+                self._embed(kind)
+            case kinds.Norm():
+                self._norm(kind)
+            case kinds.NormAdd():
+                self._norm_add(kind)
+            case kinds.Product():
+                self._product(kind)
+            case kinds.Attention():
+                self._attention(kind)
+            case kinds.Select():
+                self._select(kind)
+            case kinds.Gate():
+                self._gate(kind)
+            case kinds.Add():
+                self._add(kind)
+            case kinds.Logits():
+                if self.final is None or self.final[0] != kind.x:
+                    raise KvarnError("the model's logits do not read a norm: the cuda backend cannot run it")
+                (form,) = self.forms[kind.x]
+                self.end = self.formed[kind.x][form], self.weights.matrix(kind.weight)
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def _rows(self, form: str, width: int, padded: bool, users: int) -> Rows:
+        free = self.free.get((form, width, padded))
+        rows = free.pop() if free else self.workspace.add(form, width, padded)
+        self.users[rows] = users
+        return rows
+
+    def _view(self, value: Value) -> View:
+        """New f32 rows for a value."""
+        self.views[value] = View(self._rows("f32", value.width, False, 1), 0, value.width)
+        return self.views[value]
+
+    def _read(self, value: Value) -> View:
+        """A value, for one read. After the last read its rows are free."""
+        view = self.views[value]
+        self.left[value] -= 1
+        if not self.left[value]:
+            del self.views[value]
+            self._leave(view.rows)
+        return view
+
+    def _leave(self, rows: Rows) -> None:
+        self.users[rows] -= 1
+        if not self.users[rows]:
+            self.free.setdefault((rows.form, rows.width, rows.padded), []).append(rows)
+
+    def _replace(self, value: Value, by: Value) -> View:
+        """`by` takes over the rows of a value that is not read again."""
+        self.views[by] = self.views.pop(value)
+        return self.views[by]
+
+    # -- forms -----------------------------------------------------------------------------------------------------
+
+    def _outputs(self, value: Value) -> list[Rows]:
+        """Rows for a value in each form in which matrices read it."""
+        self.formed[value] = {form: self._rows(form, value.width, True, 1) for form in self.forms[value]}
+        return list(self.formed[value].values())
+
+    def _form(self, value: Value) -> None:
+        """The output of attention is f32: convert it."""
+        if value in self.formed:
+            return
+        view = self.views[value]
+        for rows in self._outputs(value):
+            args = lambda rows=rows: (view.address, rows.address, value.width, view.stride, rows.stride)
+            self._launch(f"round {value.id}", specs.convert(rows.form), self._by_row(value.width), args)
+
+    def _close(self, value: Value) -> None:
+        """The product that reads a value was emitted: its forms are free."""
+        for rows in self.formed.pop(value).values():
+            self._leave(rows)
+        if value in self.views:
+            self._read(value)
+
+    # -- launches --------------------------------------------------------------------------------------------------
+
+    def _count(self) -> Callable[[Frame], int]:
+        return (lambda frame: frame.n_wanted) if self.selected else (lambda frame: frame.n_tokens)
+
+    def _by_row(self, width: int, stretch: int = specs.STRETCH) -> Callable[[Frame], tuple[int, int, int]]:
+        """A program per row and stretch of columns."""
+        count, columns = self._count(), ceil_div(width, stretch)
+        return lambda frame: (count(frame), columns, 1)
+
+    def _launch(
+        self,
+        name: str,
+        kernel: Kernel,
+        grid: Callable[[Frame], tuple[int, int, int]],
+        args: Callable[[], Arguments],
+        first: Callable[[Frame], Arguments] = lambda frame: (),
+    ) -> None:
+        """`args` are asked for at each launch, because a larger step moves the workspace."""
+        driver, function = self.driver, self.driver.function(kernel)
+
+        def run(memory: CudaMemory, frame: Frame) -> None:
+            driver.launch(function, grid(frame), (*first(frame), *args()))
+
+        self.operations.append(Operation(name, run))
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def _embed(self, kind: kinds.Embed) -> None:
+        matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
+        args = lambda: (matrix.address, out.address, out.width, matrix.depth, kind.scale)
+        kernel = specs.embed(matrix.form)
+        self._launch(kind.weight, kernel, self._by_row(out.width), args, lambda frame: (frame.tokens,))
+
+    def _norm(self, kind: kinds.Norm) -> None:
+        x, weight, eps, count = self._read(kind.x), self.weights.vector(kind.weight), self.eps, self._count()
+        for out in self._outputs(kind.out):
+            args = lambda out=out: (x.address, weight, out.address, x.width, x.stride, out.stride, eps)
+            self._launch(kind.weight, specs.norm(out.form), lambda frame: (count(frame), 1, 1), args)
+        function = self.driver.function(specs.norm("f32"))
+
+        def hidden(frame: Frame, to: int) -> None:
+            args = (x.address, weight, to, x.width, x.stride, x.width, eps)
+            self.driver.launch(function, (frame.n_wanted, 1, 1), args)
+
+        self.final = kind.out, hidden
+
+    def _norm_add(self, kind: kinds.NormAdd) -> None:
+        x, into = self._read(kind.x), self._replace(kind.into, kind.out)
+        weight, eps, count = self.weights.vector(kind.weight), self.eps, self._count()
+        args = lambda: (x.address, weight, into.address, x.width, x.stride, into.stride, eps)
+        self._launch(kind.weight, specs.norm_add(), lambda frame: (count(frame), 1, 1), args)
+
+    def _add(self, kind: kinds.Add) -> None:
+        x, into = self._read(kind.x), self._replace(kind.into, kind.out)
+        args = lambda: (x.address, into.address, x.width, x.stride, into.stride)
+        self._launch(f"add {kind.out.id}", specs.add(), self._by_row(x.width), args)
+
+    def _product(self, kind: kinds.Product) -> None:
+        self._form(kind.x)
+        for (form, alone), found in groupby(
+            kind.segments, key=lambda s: (self.weights.form(s.matrix), s.matrix if s.into else "")
+        ):
+            segments = list(found)
+            if alone:
+                assert segments[0].into is not None
+                out = self._replace(segments[0].into, segments[0].out)
+            else:
+                out = self._side_by_side([s.out for s in segments])
+            self._linear(self.formed[kind.x][form], segments, out, self.scaled.get(kind.x, 1.0))
+        self._close(kind.x)
+
+    def _side_by_side(self, values: Sequence[Value]) -> View:
+        width = sum(value.width for value in values)
+        rows, column = self._rows("f32", width, False, len(values)), 0
+        for value in values:
+            self.views[value] = View(rows, column, value.width)
+            column += value.width
+        return View(rows, 0, width)
+
+    def _linear(self, x: Rows, segments: Sequence[kinds.Segment], out: View, scale: float) -> None:
+        matrix = self.weights.matrix(*(s.matrix for s in segments))
+        biased = any(s.bias for s in segments)
+        bias = self.weights.vectors(*((s.bias, s.out.width) for s in segments)) if biased else 0
+        adds = int(segments[0].into is not None)
+        name = "+".join(s.matrix.removesuffix(".weight") for s in segments)
+        driver, count = self.driver, self._count()
+
+        def run(memory: CudaMemory, frame: Frame) -> None:
+            launch_linear(driver, x.address, matrix, out.address, out.stride, count(frame), bias, adds, scale)
+
+        self.operations.append(Operation(name, run))
+
+    def _gate(self, kind: kinds.Gate) -> None:
+        gate, up = self._read(kind.gate), self._read(kind.up)
+        forms = self.forms[kind.out]
+        factor = min(specs.GATE_SCALE[form] for form in forms)  # one for all forms: the product undoes it
+        self.scaled[kind.out] = 1 / factor
+        for out in self._outputs(kind.out):
+            args = lambda out=out: (
+                *(gate.address, up.address, out.address, gate.width),
+                *(gate.stride, up.stride, out.stride, factor),
+            )
+            self._launch(f"gate {kind.out.id}", specs.gate(kind.activation, out.form), self._by_row(gate.width), args)
+
+    def _attention(self, kind: kinds.Attention) -> None:
+        out = self._view(kind.out)  # before q, k and v are read: their rows are still in use
+        queries = self._rows("f32", kind.q.width, False, 1)  # of the cells' type, which needs no more room
+        qkv = [self._read(x) for x in (kind.q, kind.k, kind.v)]
+        self._leave(queries)
+        norms = tuple(0 if norm is None else self.weights.vector(norm) for norm in (kind.q_norm, kind.k_norm))
+        tables = None if kind.rope is None else self._angles(kind.rope)
+        half = 0 if kind.rope is None else kind.rope.dim // 2
+        heads, layer, eps, scale = kind.heads, kind.layer, self.eps, kind.scale
+
+        def store(memory: CudaMemory, frame: Frame) -> None:
+            rope = (0, 0, 0) if tables is None else (tables[0].address, tables[1].address, half)
+            memory.store(layer, frame, (heads[0], heads[1]), qkv, (norms[0], norms[1]), rope, eps, queries.address)
+
+        def prefill(memory: CudaMemory, frame: Frame) -> None:
+            memory.prefill(layer, frame, queries.address, out.address, scale)
+
+        def decode(memory: CudaMemory, frame: Frame) -> None:
+            memory.decode(layer, frame, queries.address, out.address, scale)
+
+        self.operations.append(Operation(f"store {layer}", store))
+        self.operations.append(Operation(f"prefill {layer}", prefill, "prefill"))
+        self.operations.append(Operation(f"decode {layer}", decode, "decode"))
+
+    def _angles(self, rope: Rope) -> tuple[Rows, Rows]:
+        """Cosines and sines of the step's tokens, computed once per step."""
+        if rope in self.ropes:
+            return self.ropes[rope]
+        half = rope.dim // 2
+        self.ropes[rope] = cos, sin = (self._rows("f32", half, False, 1) for _ in range(2))
+        turns = Allocation(self.driver, 8 * half)
+        self.driver.upload(turns.address, np.ascontiguousarray(frequencies(rope) / tau, np.float64))
+        self.kept.append(turns)
+        factor = magnitude(rope)
+        args = lambda: (turns.address, cos.address, sin.address, half, factor)
+        grid = lambda frame: (frame.n_tokens, 1, 1)
+        self._launch("angles", specs.angles(), grid, args, lambda frame: (frame.positions,))
+        return cos, sin
+
+    def _select(self, kind: kinds.Select) -> None:
+        for value in kind.values:
+            old = self.views.pop(value)
+            new = self._view(value)
+            args = lambda old=old, new=new: (old.address, new.address, old.width, old.stride, new.stride)
+            grid = lambda frame, width=old.width: (frame.n_wanted, ceil_div(width, specs.STRETCH), 1)
+            self._launch(f"select {value.id}", specs.select(), grid, args, lambda frame: (frame.wanted,))
+            self._leave(old.rows)
+        self.selected = True
+
+
+def launch_linear(
+    driver: Device,
+    x: int,
+    matrix: Matrix,
+    out: int,
+    out_stride: int,
+    n_rows: int,
+    bias: int = 0,
+    adds: int = 0,
+    scale: float = 1.0,
+) -> None:
+    """A product. The number of rows decides about the tile, and the tile about no bit of the result."""
+    kernel = specs.linear(matrix.form, n_rows)
+    grid = (ceil_div(matrix.n_rows, kernel.size("BN")), ceil_div(n_rows, kernel.size("BM")), 1)
+    args = (x, matrix.address, bias, out, n_rows, matrix.n_rows, matrix.depth, out_stride, scale, int(bias != 0), adds)
+    driver.launch(driver.function(kernel), grid, args)

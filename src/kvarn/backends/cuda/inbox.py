@@ -1,0 +1,170 @@
+"""The integers of a step on the device: one copy from page-locked memory per step.
+
+    tokens | positions | rows | wanted | singles | runs | counts | cells of each group     `capacity` each
+    edits of the tables | moves                                                            as many as there are
+
+Two buffers on the host are used in turn: while one is copied, the other is filled. The addresses of the
+first part change only when a larger step comes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn.backends.cuda.buffers import Allocation
+from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.specs import SPLIT
+from kvarn.cache.plan import Group, Plan
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Copy, RowEdit, Step
+
+SECTIONS = 7  # of `capacity` numbers, before the cells
+
+
+class Numbers(NamedTuple):
+    address: int
+    count: int
+
+
+@dataclass(slots=True)
+class GroupFrame:
+    cells: int  # address: the cell of each token
+    edits: Numbers  # pairs (index, value) for the table
+    moves: list[Numbers]  # triples (source, destination, slots): one launch each, in order
+    n_splits: int  # most splits that one of the single tokens sees
+
+
+@dataclass(slots=True)
+class Frame:
+    """A step on the device: counts, and addresses of arrays of i32."""
+
+    step: Step
+    n_tokens: int
+    n_wanted: int
+    n_singles: int  # sequences with one new token
+    n_runs: int  # sequences with more
+    longest_run: int  # tokens of the largest
+    tokens: int = 0
+    positions: int = 0
+    rows: int = 0  # the row of the table of each token
+    wanted: int = 0
+    singles: int = 0  # the tokens of `n_singles`
+    runs: int = 0  # the first token of each run
+    counts: int = 0  # the tokens of each run
+    groups: list[GroupFrame] = field(default_factory=list)
+
+
+class Inbox:
+    def __init__(self, driver: Device, plan: Plan) -> None:
+        self._driver = driver
+        self._plan = plan
+        self._capacity = 0  # tokens
+        self._room = 0  # numbers
+        self._memory: Allocation | None = None
+        self._host: list[NDArray[np.uint8]] = []
+        self._sent = [driver.event(), driver.event()]
+        self._turn = 0
+
+    def send(self, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Frame:
+        """Copy the step to the device. Kernels run its moves and edit the tables."""
+        new = np.array(step.n_new, np.int64)
+        starts = np.cumsum(new) - new
+        single, several = starts[new == 1], starts[new > 1]
+        positions = np.array(step.positions, np.int64)
+        edits = [_edits(g, c.edits, self._plan.max_seqs) for g, c in zip(self._plan.groups, step.groups, strict=True)]
+        waves = [_waves(changes.moves) for changes in step.groups]
+        variable = sum(map(len, edits)) + sum(len(wave) for each in waves for wave in each)
+        writer = self._begin(len(positions), variable)
+
+        put, capacity = writer.put, self._capacity
+        frame = Frame(step, len(positions), len(wanted), len(single), len(several), int(new.max(initial=0)))
+        frame.tokens = put(tokens, capacity)
+        frame.positions = put(positions, capacity)
+        frame.rows = put(np.repeat(np.array(step.rows, np.int64), new), capacity)
+        frame.wanted = put(wanted, capacity)
+        frame.singles = put(single, capacity)
+        frame.runs = put(several, capacity)
+        frame.counts = put(new[new > 1], capacity)
+        cells = [put(changes.cells, capacity) for changes in step.groups]
+        for group, at, entries, moves in zip(self._plan.groups, cells, edits, waves, strict=True):
+            changed = Numbers(put(entries), len(entries) // 2)
+            moved = [Numbers(put(wave), len(wave) // 3) for wave in moves]
+            frame.groups.append(GroupFrame(at, changed, moved, most_splits(group.config.spec, positions[single])))
+        self._driver.send(writer.base, writer.used)
+        self._driver.record(self._sent[self._turn])
+        self._turn = 1 - self._turn
+        return frame
+
+    def _begin(self, n_tokens: int, variable: int) -> "_Writer":
+        fixed = SECTIONS + len(self._plan.groups)
+        if n_tokens > self._capacity or fixed * self._capacity + variable > self._room:
+            self._driver.synchronize()
+            self._capacity = max(n_tokens, self._capacity)
+            self._room = 2 * (fixed * self._capacity + variable) + 1024
+            if self._memory is not None:
+                self._memory.release()
+            self._memory = Allocation(self._driver, 4 * self._room)
+            self._host = [self._driver.pinned(4 * self._room) for _ in self._sent]
+        else:
+            self._driver.wait(self._sent[self._turn])
+        assert self._memory is not None
+        return _Writer(self._memory.address, self._host[self._turn].view(np.int32))
+
+
+class _Writer:
+    def __init__(self, base: int, host: NDArray[np.int32]) -> None:
+        self.base, self._host, self._at = base, host, 0
+
+    def put(self, numbers: Any, room: int | None = None) -> int:
+        """The device's address of these numbers."""
+        at = self._at
+        self._host[at : at + len(numbers)] = numbers
+        self._at += len(numbers) if room is None else room
+        return self.base + 4 * at
+
+    @property
+    def used(self) -> NDArray[np.uint8]:
+        return self._host[: self._at].view(np.uint8)
+
+
+def most_splits(spec: LayerSpec, positions: NDArray[np.int64]) -> int:
+    """Of queries at these positions. kernels/attention.py: first_split."""
+    if not len(positions):
+        return 0
+    lowest = 0 if spec.window is None else np.maximum(positions - spec.window + 1, 0)
+    pins = np.where(lowest == 0, 0, -(-spec.pinned // SPLIT))
+    first = np.maximum(lowest // SPLIT, pins)
+    return int((pins + positions // SPLIT - first + 1).max())
+
+
+def _edits(group: Group, edits: Sequence[RowEdit], max_seqs: int) -> list[int]:
+    """Pairs (index, value) for [max_seqs, blocks of a sequence] blocks, followed by [max_seqs] shifts.
+
+    The blocks after the pinned ones are consecutive, so one number per row says which logical block an entry is:
+    entry + shift."""
+    width, size = group.blocks_per_sequence, group.config.block_size
+    pairs: list[int] = []
+    for row, start, blocks, firsts in edits:
+        for entry, block in enumerate(blocks, row * width + start):
+            pairs += entry, block
+        if blocks:
+            pairs += max_seqs * width + row, firsts[-1] // size - (start + len(blocks) - 1)
+    return pairs
+
+
+def _waves(moves: Sequence[Copy]) -> list[list[int]]:
+    """Moves in order, in as few launches as possible: a launch writes no block that another of its moves touches."""
+    waves: list[list[int]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for move in moves:
+        if not waves or move.src in written or move.dst in written or move.dst in read:
+            waves.append([])
+            read, written = set(), set()
+        waves[-1] += move
+        read.add(move.src)
+        written.add(move.dst)
+    return waves

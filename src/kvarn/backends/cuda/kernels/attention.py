@@ -1,0 +1,68 @@
+"""The arithmetic that `decode`, `prefill` and `reduce` share.
+
+Keys are summed up in splits of SPLIT tokens at absolute positions, each split in tiles of TILE keys with a
+running maximum. Splits are then added in ascending order (`fold`). Which program computes a split, and
+which blocks hold its keys, has no effect on a bit. A split or tile in which a row sees no key changes
+nothing, so it may be left out.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def seen_by(query, key, window, pinned):
+    """LayerSpec.visible. Without a window, `window` is larger than every position."""
+    return (key <= query) & ((key > query - window) | (key < pinned))
+
+
+@triton.jit
+def first_split(lowest, window, pinned, SPLIT: tl.constexpr):
+    """(splits of pinned tokens, first split of the window) of a query at position `lowest`. Where the two meet,
+    nothing lies between them."""
+    pins = tl.where(lowest >= window, (pinned + SPLIT - 1) // SPLIT, 0)
+    first = tl.maximum(lowest - window + 1, 0) // SPLIT
+    return pins, tl.maximum(first, pins)
+
+
+@triton.jit
+def load_tile(cells, block, slot, wanted, head, d, dim, block_stride, slot_stride, head_stride):
+    """[TILE, BD] of K or V. Cells that no row wants are not read, because they may hold anything."""
+    at = block * block_stride + slot * slot_stride + head * head_stride
+    return tl.load(cells + at[:, None] + d[None, :], mask=wanted[:, None] & (d < dim)[None, :], other=0.0)
+
+
+@triton.jit
+def add_tile(s, seen, v, peak, mass, acc, ONES: tl.constexpr):
+    """One tile of scores [rows, TILE] and values [TILE, BD]. Scores are in powers of two."""
+    s = tl.where(seen, s, float("-inf"))
+    top = tl.maximum(peak, tl.max(s, 1))
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp2(s - shift[:, None]).to(v.dtype)
+    old = tl.exp2(peak - shift)[:, None]
+    # The sum of p by a product with ones: the order of tl.sum depends on the shape of the tile.
+    mass = tl.dot(p, tl.full((s.shape[1], ONES), 1.0, v.dtype), mass * old, input_precision="ieee")
+    acc = tl.dot(p, v, acc * old, input_precision="ieee")
+    return top, mass, acc
+
+
+@triton.jit
+def only_finite(s, v):
+    """Scores and values in which a key with a value that is not finite makes a row NaN only if the row sees it."""
+    finite = tl.abs(v.to(tl.float32)) < float("inf")
+    spoilt = tl.min(finite.to(tl.int32), 1) == 0
+    return tl.where(spoilt[None, :], float("nan"), s), tl.where(finite, v, 0.0)
+
+
+@triton.jit
+def factors(peak, split_peak):
+    """What the sums so far and those of a split are multiplied by before they are added. A split without a key that
+    the row sees leaves the sums as they are."""
+    top = tl.maximum(peak, split_peak)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return top, tl.exp2(peak - shift), tl.exp2(split_peak - shift), split_peak == float("-inf")
+
+
+@triton.jit
+def fold(total, part, old, new, empty):
+    return tl.where(empty, total, tl.fma(part, tl.broadcast_to(new, part.shape), total * old))

@@ -1,0 +1,98 @@
+"""Attention of sequences with several new tokens: BM query rows of one KV head of one sequence per program.
+
+A row is a pair (token, query head of the KV head). The program goes through the splits that its rows
+see, in order, and adds them as `reduce` does. A row has the same bits as in `decode`.
+"""
+
+import triton
+import triton.language as tl
+
+from kvarn.backends.cuda.kernels.attention import (
+    add_tile,
+    factors,
+    first_split,
+    fold,
+    load_tile,
+    only_finite,
+    seen_by,
+)
+
+
+@triton.jit
+def prefill(
+    q,
+    k,
+    v,
+    table,
+    shifts,
+    rows,
+    positions,
+    table_width,
+    n_heads,
+    group,
+    dim,
+    block_size,
+    k_block,
+    k_head,
+    k_slot,
+    v_block,
+    v_head,
+    v_slot,
+    window,
+    pinned,
+    pinned_blocks,
+    scale,
+    starts,
+    counts,
+    out,
+    BD: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BM: tl.constexpr,
+):
+    stored_head = tl.program_id(1)
+    start = tl.load(starts + tl.program_id(2)).to(tl.int64)
+    n_rows = tl.load(counts + tl.program_id(2)) * group
+    begin = tl.program_id(0) * BM
+    if begin < n_rows:
+        member = begin + tl.arange(0, BM)
+        mine = member < n_rows
+        lowest = tl.load(positions + start) + begin // group
+        last = tl.load(positions + start) + (tl.minimum(begin + BM, n_rows) - 1) // group
+        pos = tl.load(positions + start) + member // group
+        line = ((start + member // group) * n_heads + stored_head * group + member % group)[:, None] * dim
+        row = tl.load(rows + start).to(tl.int64)
+        shift = tl.load(shifts + row)
+        d = tl.arange(0, BD)
+        inside = mine[:, None] & (d < dim)[None, :]
+        query = tl.load(q + line + d[None, :], mask=inside, other=0.0)
+        pins, first = first_split(lowest, window, pinned, SPLIT)
+        total_peak = tl.full((BM,), float("-inf"), tl.float32)
+        total_mass = tl.zeros((BM, 16), tl.float32)
+        total = tl.zeros((BM, BD), tl.float32)
+        for index in range(pins + last // SPLIT - first + 1):
+            split = tl.where(index < pins, index, first + index - pins)
+            peak = tl.full((BM,), float("-inf"), tl.float32)
+            mass = tl.zeros((BM, 16), tl.float32)
+            acc = tl.zeros((BM, BD), tl.float32)
+            for tile in range(SPLIT // TILE):
+                key = split * SPLIT + tile * TILE + tl.arange(0, TILE)
+                wanted = (key <= last) & ((key > lowest - window) | (key < pinned))  # by any of the rows
+                seen = seen_by(pos[:, None], key[None, :], window, pinned)
+                logical = key // block_size
+                entry = tl.where(logical < pinned_blocks, logical, logical - shift)
+                block = tl.load(table + row * table_width + entry, mask=wanted, other=0).to(tl.int64)
+                slot = (key - logical * block_size).to(tl.int64)
+                keys = load_tile(k, block, slot, wanted, stored_head, d, dim, k_block, k_slot, k_head)
+                values = load_tile(v, block, slot, wanted, stored_head, d, dim, v_block, v_slot, v_head)
+                s = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+                base = split * SPLIT + tile * TILE
+                if (base + TILE > lowest) | (base <= last - window):  # some rows may not see some of these keys
+                    s, values = only_finite(s, values)
+                peak, mass, acc = add_tile(s, seen, values, peak, mass, acc, 16)
+            total_peak, old, new, empty = factors(total_peak, peak)
+            old, new, empty = old[:, None], new[:, None], empty[:, None]
+            total_mass = fold(total_mass, mass, old, new, empty)
+            total = fold(total, acc, old, new, empty)
+        mass = tl.max(total_mass, 1)[:, None]
+        tl.store(out + line + d[None, :], tl.div_rn(total, tl.broadcast_to(mass, total.shape)), mask=inside)

@@ -1,0 +1,28 @@
+"""Adds the splits of `decode` in ascending order and divides: one query head of one token per program."""
+
+import triton
+import triton.language as tl
+
+from kvarn.backends.cuda.kernels.attention import factors, fold
+
+
+@triton.jit
+def reduce(partial, peaks, masses, tokens, out, n_splits, n_heads, dim, BD: tl.constexpr):
+    which = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, BD)
+    inside = d < dim
+    peak = tl.full((1,), float("-inf"), tl.float32)
+    mass = tl.zeros((1,), tl.float32)
+    acc = tl.zeros((BD,), tl.float32)
+    for split in range(n_splits):
+        at = (which * n_splits + split) * n_heads + head
+        split_peak = tl.load(peaks + at + tl.arange(0, 1))
+        live = split_peak > float("-inf")  # the others were not written
+        part = tl.load(partial + at * dim + d, mask=inside & tl.broadcast_to(live, (BD,)), other=0.0)
+        split_mass = tl.load(masses + at + tl.arange(0, 1), mask=live, other=0.0)
+        peak, old, new, empty = factors(peak, split_peak)
+        mass = fold(mass, split_mass, old, new, empty)
+        acc = fold(acc, part, old, new, empty)
+    token = tl.load(tokens + which).to(tl.int64)
+    tl.store(out + (token * n_heads + head) * dim + d, tl.div_rn(acc, tl.broadcast_to(mass, (BD,))), mask=inside)

@@ -1,0 +1,95 @@
+"""A cache on the device that is driven layer by layer with arrays of the host: for tests and `kvarn strategies`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn.arrays import Floats
+from kvarn.backends.base import Counters
+from kvarn.backends.cuda.buffers import Allocation, Rows, View
+from kvarn.backends.cuda.inbox import Frame
+from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.cache.spec import LayerSpec
+from kvarn.cache.step import Step
+from kvarn.errors import BadArray, BadStep, UnknownLayer
+
+NO_ROPE = (0, 0, 0)
+
+
+class CudaLayers:
+    def __init__(self, memory: CudaMemory) -> None:
+        self._memory = memory
+        self._frame: Frame | None = None
+
+    @property
+    def counters(self) -> Counters:
+        return self._memory.counters
+
+    def apply(self, step: Step) -> None:
+        self._memory.driver.bind()
+        self._frame = self._memory.apply(step)
+
+    def write(self, layer: int, k: Floats, v: Floats) -> None:
+        spec, frame = self._spec(layer), self._checked_frame()
+        self._check("k", k, spec.n_kv_heads, spec.k_dim)
+        self._check("v", v, spec.n_kv_heads, spec.v_dim)
+        keys, values = self._upload(k), self._upload(v)
+        views = (_view(keys, k), _view(keys, k), _view(values, v))  # there are no queries
+        self._memory.store(layer, frame, (0, spec.n_kv_heads), views, (0, 0), NO_ROPE, 0.0, 0)
+        self._memory.driver.synchronize()
+        group = self._memory.plan.groups[self._memory.group_of[layer]]
+        self.counters.written += frame.n_tokens * group.bytes_per_token // len(group.layers)
+
+    def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
+        spec, frame, memory = self._spec(layer), self._checked_frame(), self._memory
+        self._check("q", q, spec.n_heads, spec.k_dim)
+        scale = spec.k_dim**-0.5 if scale is None else scale
+        given, queries = self._upload(q), Allocation(memory.driver, q.nbytes)
+        memory.store(layer, frame, (spec.n_heads, 0), (_view(given, q),) * 3, (0, 0), NO_ROPE, 0.0, queries.address)
+        out = np.zeros((*q.shape[:2], spec.v_dim), np.float32)
+        results = self._upload(out)
+        memory.prefill(layer, frame, queries.address, results.address, scale)
+        memory.decode(layer, frame, queries.address, results.address, scale)
+        memory.driver.download(results.address, out)
+        self._count(layer, frame)
+        return out
+
+    def _count(self, layer: int, frame: Frame) -> None:
+        memory, index = self._memory, self._memory.group_of[layer]
+        group, changes = memory.plan.groups[index], frame.step.groups[index]
+        lengths = zip(changes.kv_len, frame.step.n_new, strict=True)
+        keys = sum(group.config.spec.seen(length - n, length) for length, n in lengths)
+        self.counters.read += group.bytes_per_token // len(group.layers) * keys
+        for name, n in (("prefill", frame.n_runs), ("decode", frame.n_singles)):
+            if n:
+                self.counters.calls[name] += 1
+
+    def _spec(self, layer: int) -> LayerSpec:
+        if not 0 <= layer < self._memory.plan.n_layers:
+            raise UnknownLayer(f"layer {layer} of a model with layers 0 to {self._memory.plan.n_layers - 1}")
+        return self._memory.plan.groups[self._memory.group_of[layer]].config.spec
+
+    def _checked_frame(self) -> Frame:
+        self._memory.driver.bind()
+        if self._frame is None:
+            raise BadStep("no step was applied: prepare one and apply it first")
+        return self._frame
+
+    def _upload(self, x: NDArray[Any]) -> Allocation:
+        memory = Allocation(self._memory.driver, x.nbytes)
+        self._memory.driver.upload(memory.address, x)
+        return memory
+
+    def _check(self, name: str, x: Any, heads: int, dim: int) -> None:
+        assert self._frame is not None
+        wanted = (self._frame.n_tokens, heads, dim)
+        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
+            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
+            raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
+
+
+def _view(memory: Allocation, x: Floats) -> View:
+    width = x.shape[1] * x.shape[2]
+    return View(Rows("f32", width, False, memory.address), 0, width)

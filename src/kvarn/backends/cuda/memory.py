@@ -1,0 +1,224 @@
+"""The cache on the device: the arena as the plan lays it out, a table per group, and attention over them.
+
+A table has [sequences, blocks] entries, followed by one shift per sequence (inbox.py). A step sends only
+what changed. Bytes are counted from the step in closed form; a kernel counts nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from kvarn.arrays import Cells
+from kvarn.backends.base import Counters
+from kvarn.backends.cuda import specs
+from kvarn.backends.cuda.buffers import Allocation, View
+from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.inbox import Frame, Inbox
+from kvarn.cache.codec import unit_bytes
+from kvarn.cache.plan import Group, Part, Plan
+from kvarn.cache.spec import LayerSpec, ceil_div
+from kvarn.cache.step import Step
+from kvarn.errors import BadArray, KvarnError
+
+NO_WINDOW = 2**31 - 1  # larger than every distance of two positions
+MOST_SCRATCH = 256 << 20  # bytes for the results of splits; with more tokens, decode is launched several times
+LOG2_E = 1.4426950408889634  # scores are in powers of two
+MOST_IN_GRID = 65_535  # programs along the second and third axis of a launch
+
+
+class CudaMemory:
+    def __init__(self, driver: Device, plan: Plan) -> None:
+        driver.bind()
+        self.driver, self.plan = driver, plan
+        self.codec = plan.codec.name
+        self.counters = Counters()
+        for group in plan.groups:
+            if plan.max_seqs * group.blocks_per_sequence >= 2**31:
+                raise KvarnError("the tables of the cache have more than 2^31 entries: lower -c or -np")
+            if group.config.n_blocks * group.config.block_size >= 2**31:
+                raise KvarnError("the cache has more than 2^31 cells: lower --cache-bytes")
+        self.arena = Allocation(driver, plan.nbytes)
+        self.group_of = [plan.group_of(layer) for layer in range(plan.n_layers)]
+        self._groups = [_GroupOnDevice(driver, plan, group) for group in plan.groups]
+        self._inbox = Inbox(driver, plan)
+        self._scratch = Allocation(driver, max(map(self._scratch_bytes, plan.groups)))
+
+    def _scratch_bytes(self, group: Group) -> int:
+        spec = group.config.spec
+        splits = ceil_div(group.config.context, specs.SPLIT) + 1
+        row = splits * spec.n_heads * (spec.v_dim + 2) * 4
+        return max(row, min(row * self.plan.max_seqs, MOST_SCRATCH))
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def apply(self, step: Step, tokens: Sequence[int] = (), wanted: Sequence[int] = ()) -> Frame:
+        frame = self._inbox.send(step, tokens, wanted)
+        for group, changes in zip(self._groups, frame.groups, strict=True):
+            for moves in changes.moves:
+                group.copy(moves.address, moves.count, self.arena.address)
+        for group, changes in zip(self._groups, frame.groups, strict=True):
+            group.edit(changes.edits.address, changes.edits.count)
+        for planned, told in zip(self.plan.groups, step.groups, strict=True):
+            self.counters.copied += sum(move.slots for move in told.moves) * planned.bytes_per_token
+        return frame
+
+    def count(self, frame: Frame) -> None:
+        """What a program's step writes and reads."""
+        self.counters.written += frame.n_tokens * self.plan.bytes_per_token
+        self.counters.read += self.plan.read_bytes(frame.step)
+        for name, n in (("prefill", frame.n_runs), ("decode", frame.n_singles)):
+            if n:
+                self.counters.calls[name] += self.plan.n_layers
+
+    def store(
+        self,
+        layer: int,
+        frame: Frame,
+        heads: tuple[int, int],  # of q, and of k and v
+        qkv: Sequence[View],
+        norms: tuple[int, int],
+        rope: tuple[int, int, int],  # cosines, sines, pairs
+        eps: float,
+        q_out: int,
+    ) -> None:
+        """Normalize and rotate q and k, and write k and v into the cells. Addresses of norms may be 0."""
+        group, offsets = self._groups[self.group_of[layer]], self.plan.offsets[layer]
+        spec, arena = group.spec, self.arena.address
+        cos, sin, half = rope
+        args = (
+            *(x.address for x in qkv),
+            *(x.stride for x in qkv),
+            *(*norms, cos, sin, frame.groups[self.group_of[layer]].cells),
+            *(q_out, arena + offsets.k, arena + offsets.v),
+            *(*heads, group.stored_heads // spec.n_kv_heads, spec.k_dim, half, group.block_size),
+            *group.strides,
+            *(int(norms[0] != 0), int(norms[1] != 0), eps),
+        )
+        grid = (frame.n_tokens, heads[0] + 2 * heads[1], 1)
+        self.driver.launch(self.driver.function(specs.rotate(self.codec)), grid, args)
+
+    def prefill(self, layer: int, frame: Frame, q: int, out: int, scale: float) -> None:
+        """Attention of the sequences with several new tokens. q is [tokens, heads, dim] in the type of the cells, out
+        the same in f32."""
+        if not frame.n_runs:
+            return
+        group = self._groups[self.group_of[layer]]
+        kernel = specs.prefill(self.codec, group.spec.k_dim)
+        function, args = self.driver.function(kernel), self._arguments(layer, frame, q, scale)
+        tiles = ceil_div(frame.longest_run * group.spec.n_heads // group.stored_heads, kernel.size("BM"))
+        for start in range(0, frame.n_runs, MOST_IN_GRID):
+            grid = (tiles, group.stored_heads, min(frame.n_runs - start, MOST_IN_GRID))
+            self.driver.launch(function, grid, (*args, frame.runs + 4 * start, frame.counts + 4 * start, out))
+
+    def decode(self, layer: int, frame: Frame, q: int, out: int, scale: float) -> None:
+        """Attention of the sequences with one new token, in splits. Tokens for which the scratch has no room take
+        another launch."""
+        if not frame.n_singles:
+            return
+        group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
+        spec, partial = group.spec, self._scratch.address
+        function, reduce = (self.driver.function(k) for k in (specs.decode(self.codec, spec.k_dim), specs.reduce()))
+        args = self._arguments(layer, frame, q, scale)
+        parts = ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
+        results = n_splits * spec.n_heads  # of one token
+        at_once = min(self._scratch.nbytes // (results * (spec.v_dim + 2) * 4), MOST_IN_GRID)
+        for start in range(0, frame.n_singles, at_once):
+            n, tokens = min(frame.n_singles - start, at_once), frame.singles + 4 * start
+            peaks = partial + 4 * n * results * spec.v_dim
+            sums = (partial, peaks, peaks + 4 * n * results)
+            self.driver.launch(function, (n_splits, group.stored_heads * parts, n), (*args, tokens, *sums))
+            self.driver.launch(reduce, (n, spec.n_heads, 1), (*sums, tokens, out, n_splits, spec.n_heads, spec.v_dim))
+
+    def _arguments(self, layer: int, frame: Frame, q: int, scale: float) -> tuple[int | float, ...]:
+        """What `prefill` and `decode` have in common: specs.ATTENTION."""
+        group, offsets = self._groups[self.group_of[layer]], self.plan.offsets[layer]
+        spec, arena = group.spec, self.arena.address
+        return (
+            *(q, arena + offsets.k, arena + offsets.v),
+            *(group.table, group.shifts, frame.rows, frame.positions, group.width),
+            *(spec.n_heads, spec.n_heads // group.stored_heads, spec.k_dim, group.block_size),
+            *group.strides,
+            *(NO_WINDOW if spec.window is None else spec.window, spec.pinned, group.pinned_blocks),
+            scale * LOG2_E,
+        )
+
+    # -- blocks as bytes -------------------------------------------------------------------------------------------
+
+    def read_block(self, group: int, block: int) -> bytes:
+        self.driver.bind()
+        found = []
+        for address, part in self._parts(group, block):
+            data = np.empty(part.block_bytes, np.uint8)
+            self.driver.download(address, data)
+            found.append(self._canonical(data, part, group).tobytes())
+        return b"".join(found)
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        self.driver.bind()
+        parts = list(self._parts(group, block))
+        spec = self.plan.groups[group].config.spec
+        heads = self._groups[group].stored_heads
+        sizes = [part.block_bytes * spec.n_kv_heads // heads for _, part in parts]
+        if len(data) != sum(sizes):
+            raise BadArray(f"a block of this cache has {sum(sizes):,} bytes, not {len(data):,}")
+        at = 0
+        for (address, part), size in zip(parts, sizes, strict=True):
+            stored = np.zeros(part.block_bytes, np.uint8)
+            for copy in range(heads // spec.n_kv_heads):
+                view = self._canonical(stored, part, group, copy)
+                view[...] = np.frombuffer(data, view.dtype, view.size, at).reshape(view.shape)
+            self.driver.upload(address, stored)
+            at += size
+
+    def _parts(self, group: int, block: int) -> list[tuple[int, Part]]:
+        parts = self.plan.groups[group].parts
+        found = []
+        for layer in self.plan.groups[group].layers:
+            offsets = self.plan.offsets[layer]
+            for offset, part in ((offsets.k, parts.k), (offsets.v, parts.v)):
+                found.append((self.arena.address + offset + block * part.block_bytes, part))
+        return found
+
+    def _canonical(self, data: NDArray[np.uint8], part: Part, group: int, copy: int = 0) -> Cells:
+        """A view [slot, KV head, unit] of one block; of repeated heads, the given copy."""
+        shape, strides, dtype = part.shape, part.strides, np.dtype(part.unit)
+        axes = (shape.block_size, shape.heads, shape.units)
+        steps = [each * dtype.itemsize for each in (strides.slot, strides.head, strides.unit)]
+        copies = shape.heads // self.plan.groups[group].config.spec.n_kv_heads
+        return as_strided(data.view(dtype), axes, steps)[:, copy::copies]
+
+
+class _GroupOnDevice:
+    """The table of a group of layers, and the numbers that its kernels take."""
+
+    def __init__(self, driver: Device, plan: Plan, group: Group) -> None:
+        self._driver = driver
+        self.spec: LayerSpec = group.config.spec
+        self.block_size = group.config.block_size
+        self.pinned_blocks = group.config.pinned_blocks
+        self.width = group.blocks_per_sequence
+        self.stored_heads = group.parts.k.shape.heads
+        k, v = group.parts.k.strides, group.parts.v.strides
+        self.strides = (k.block, k.head, k.slot, v.block, v.head, v.slot)
+        n_entries = plan.max_seqs * self.width
+        self._memory = Allocation(driver, 4 * (n_entries + plan.max_seqs))
+        driver.fill(self._memory.address, 0, self._memory.nbytes)
+        self.table, self.shifts = self._memory.address, self._memory.address + 4 * n_entries
+        self._unit_bytes = unit_bytes(group.parts.k.unit)
+        self._units = group.parts.k.shape.units
+        starts = [at // self._unit_bytes for i in group.layers for at in (plan.offsets[i].k, plan.offsets[i].v)]
+        self._n_parts = len(starts)
+        self._offsets = Allocation(driver, 8 * len(starts))
+        driver.upload(self._offsets.address, np.array(starts, np.int64))
+
+    def copy(self, moves: int, n_moves: int, arena: int) -> None:
+        function = self._driver.function(specs.copy(self._unit_bytes))
+        args = (moves, arena, self._offsets.address, self._units, *self.strides)
+        self._driver.launch(function, (n_moves, self._n_parts, self.stored_heads), args)
+
+    def edit(self, edits: int, n_edits: int) -> None:
+        if n_edits:
+            function = self._driver.function(specs.edit())
+            self._driver.launch(function, (ceil_div(n_edits, specs.STRETCH), 1, 1), (edits, self.table, n_edits))

@@ -1,0 +1,148 @@
+"""A model on the device: launches in order, and what a step takes to and from the host.
+
+A step copies its integers to the device, launches, and returns. `Logits.rows` waits. Times come from
+events on the device: of all operations while tracing, and of attention in one step of SAMPLED.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvarn.arrays import Floats
+from kvarn.backends.base import Counters, Span
+from kvarn.backends.cuda.buffers import FORM_BYTES, Allocation
+from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.emit import emit, launch_linear
+from kvarn.backends.cuda.inbox import Frame
+from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.timeline import Timeline
+from kvarn.backends.cuda.weights import Weights
+from kvarn.cache.step import Step
+from kvarn.errors import BadStep
+from kvarn.graph.fuse import fuse
+from kvarn.graph.record import Graph
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress
+from kvarn.models.config import ModelConfig
+
+LOGIT_ROWS = 64  # rows of logits on the device; more are computed and copied in parts
+SAMPLED = 64  # one of this many steps is timed
+
+
+class CudaProgram:
+    def __init__(self, driver: Device, checkpoint: Checkpoint, graph: Graph, progress: Progress) -> None:
+        self.config: ModelConfig = checkpoint.config
+        self._driver = driver
+        self._weights = Weights(driver, checkpoint, len(graph.weights), progress)
+        self._emitted = emit(fuse(graph), self.config.norm_eps, self._weights, driver)
+        self._vocabulary = self._emitted.logits.n_rows
+        self._hidden = graph.nodes[-1].inputs[0].width
+        self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
+        self._timeline = Timeline(driver)
+        self._timed = Counters()  # of the memory of the last timed step
+        self._tracing = False
+        self._n_steps = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._weights.nbytes
+
+    @property
+    def workspace(self) -> int:
+        memory = self._emitted.workspace.memory
+        return self._logits.nbytes + (0 if memory is None else memory.nbytes)
+
+    def reserve(self, tokens: int) -> None:
+        """Allocate the workspace for steps of this many tokens; a larger step allocates it again."""
+        self._emitted.workspace.reserve(tokens)
+
+    def run(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> "CudaLogits":
+        frame = self._compute(memory, step, tokens, wanted)
+        self._launch_logits(frame, 0)
+        return CudaLogits(self, frame)
+
+    def hidden(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
+        frame = self._compute(memory, step, tokens, wanted)
+        states = np.empty((frame.n_wanted, self._hidden), np.float32)
+        room = Allocation(self._driver, states.nbytes)
+        try:
+            self._emitted.hidden(frame, room.address)
+            self._driver.download(room.address, states)
+        finally:
+            room.release()
+        return states
+
+    def _compute(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Frame:
+        """Launch everything up to the input of the logits."""
+        self._check(step, tokens, wanted)
+        self._driver.bind()
+        self.reserve(len(step.positions))
+        timed = self._tracing or self._n_steps % SAMPLED == 0
+        self._n_steps += 1
+        if timed:
+            self._read_times()
+        frame = memory.apply(step, tokens, wanted)
+        memory.count(frame)
+        if timed:
+            self._timeline.launch(self._emitted.operations, memory, frame)
+            self._timed = memory.counters
+        else:
+            for operation in self._emitted.operations:
+                operation.run(memory, frame)
+        return frame
+
+    def _check(self, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> None:
+        """A wrong number would read outside of an array on the device."""
+        if len(tokens) != len(step.positions):
+            raise BadStep(f"the step has {len(step.positions)} positions, and {len(tokens)} tokens were given")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
+            raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}")
+        if len(wanted) and not 0 <= min(wanted) <= max(wanted) < len(tokens):
+            raise BadStep(f"a wanted row is outside of the step, 0 to {len(tokens) - 1}")
+
+    # -- logits ----------------------------------------------------------------------------------------------------
+
+    def _launch_logits(self, frame: Frame, start: int) -> int:
+        """Compute the logits of LOGIT_ROWS wanted rows, or of those that are left; return how many."""
+        last, matrix = self._emitted.last, self._emitted.logits
+        n_rows = min(frame.n_wanted - start, LOGIT_ROWS)
+        if n_rows > 0:
+            x = last.address + start * last.stride * FORM_BYTES[last.form]
+            launch_linear(self._driver, x, matrix, self._logits.address, self._vocabulary, n_rows)
+        return n_rows
+
+    def fetch_logits(self, frame: Frame) -> Floats:
+        """The logits of the step's wanted rows, of which `run` has launched the first part."""
+        self._driver.bind()
+        found = np.empty((frame.n_wanted, self._vocabulary), np.float32)
+        for start in range(0, frame.n_wanted, LOGIT_ROWS):
+            if start:
+                self._launch_logits(frame, start)
+            self._driver.download(self._logits.address, found[start : start + LOGIT_ROWS])
+        return found
+
+    # -- times -----------------------------------------------------------------------------------------------------
+
+    def trace(self, on: bool) -> None:
+        self._tracing = on
+
+    def timings(self) -> list[Span]:
+        self._driver.bind()
+        self._read_times()
+        return self._timeline.take()
+
+    def _read_times(self) -> None:
+        self._timeline.read(self._timed, 1 if self._tracing else SAMPLED, self._tracing)
+
+
+class CudaLogits:
+    """Logits that stay on the device until they are asked for."""
+
+    def __init__(self, program: CudaProgram, frame: Frame) -> None:
+        self._program, self._frame = program, frame
+        self._rows: Floats | None = None
+
+    def rows(self) -> Floats:
+        if self._rows is None:
+            self._rows = self._program.fetch_logits(self._frame)
+        return self._rows

@@ -1,0 +1,125 @@
+"""Weights on the device.
+
+Matrices keep the type of their file if it is F32, F16 or BF16; every other type is widened to bf16. The
+matrices that read one input lie one after another, so that one product computes them all. Rows are padded
+to a multiple of DEPTH numbers and matrices to a multiple of COLUMNS rows, with zeros, so a kernel reads
+whole tiles. Vectors (norms and biases) are f32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvarn import native
+from kvarn.backends.cuda.buffers import FORM_BYTES, Allocation
+from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.specs import COLUMNS, DEPTH
+from kvarn.cache.spec import align
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress
+from kvarn.loading.quants import dequantize
+
+AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+CHUNK = 64 << 20  # bytes of f32 that are widened at a time
+
+
+def form_of(stored: str) -> str:
+    """The form in which a matrix of this stored type is multiplied."""
+    return AS_STORED.get(stored, "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    form: str
+    memory: Allocation
+    n_rows: int  # numbers of an output
+    depth: int  # numbers of a row, with the padding
+
+    @property
+    def address(self) -> int:
+        return self.memory.address
+
+
+class Weights:
+    """Loads a tensor when the program first asks for it."""
+
+    def __init__(self, driver: Device, checkpoint: Checkpoint, n_tensors: int, progress: Progress) -> None:
+        self._driver = driver
+        self._checkpoint = checkpoint
+        self._types = {info.name: info.type for info in checkpoint.infos}
+        self._matrices: dict[tuple[str, ...], Matrix] = {}
+        self._vectors: dict[tuple[str | None, ...], Allocation] = {}
+        self._seen: set[str] = set()
+        self._progress, self._n_tensors = progress, n_tensors
+        progress("loading", 0, n_tensors)
+
+    @property
+    def nbytes(self) -> int:
+        matrices = sum(matrix.memory.nbytes for matrix in self._matrices.values())
+        return matrices + sum(vector.nbytes for vector in self._vectors.values())
+
+    def form(self, name: str) -> str:
+        return form_of(self._types[name])
+
+    def matrix(self, *names: str) -> Matrix:
+        """These matrices, which have the same form and depth, one after another."""
+        if names not in self._matrices:
+            self._matrices[names] = self._load(names)
+            self._loaded(*names)
+        return self._matrices[names]
+
+    def vector(self, name: str) -> int:
+        return self.vectors((name, self._checkpoint.shapes[name][0]))
+
+    def vectors(self, *parts: tuple[str | None, int]) -> int:
+        """The address of these vectors, one after another. One without a name is zero."""
+        key = tuple(name for name, _ in parts)
+        if key not in self._vectors:
+            numbers = [
+                np.zeros(length, np.float32) if name is None else self._checkpoint.tensor(name)
+                for name, length in parts
+            ]
+            data = np.ascontiguousarray(np.concatenate(numbers), np.float32)
+            self._vectors[key] = Allocation(self._driver, data.nbytes)
+            self._driver.upload(self._vectors[key].address, data)
+            self._loaded(*(name for name in key if name is not None))
+        return self._vectors[key].address
+
+    def _load(self, names: tuple[str, ...]) -> Matrix:
+        form = self.form(names[0])
+        shapes = [self._checkpoint.shapes[name] for name in names]
+        width, depth = shapes[0][-1], align(shapes[0][-1], DEPTH)
+        n_rows = sum(shape[0] for shape in shapes)
+        row_bytes = depth * FORM_BYTES[form]
+        memory = Allocation(self._driver, align(n_rows, COLUMNS) * row_bytes)
+        self._driver.fill(memory.address, 0, memory.nbytes)
+        at = memory.address
+        for name in names:
+            for rows in self._chunks(name, form, width):
+                if width != depth:
+                    rows = np.pad(rows, ((0, 0), (0, depth - width)))
+                self._driver.upload(at, np.ascontiguousarray(rows))
+                at += rows.nbytes
+        return Matrix(form, memory, n_rows, depth)
+
+    def _chunks(self, name: str, form: str, width: int) -> Any:
+        stored = self._checkpoint.encoded(name)
+        step = max(1, CHUNK // (4 * width))
+        for start in range(0, len(stored.rows), step):
+            rows = stored.rows[start : start + step]
+            if stored.type in AS_STORED:
+                yield np.ascontiguousarray(rows).view(np.uint32 if form == "f32" else np.uint16)
+            else:
+                yield _bf16(dequantize(rows, stored.type, (len(rows), width)))
+
+    def _loaded(self, *names: str) -> None:
+        self._seen.update(names)
+        self._progress("loading", len(self._seen), self._n_tensors)
+
+
+def _bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    out = np.empty(x.shape, np.uint16)
+    native.encode_bf16(np.ascontiguousarray(x), out)
+    return out
