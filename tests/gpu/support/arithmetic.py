@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from gpu.support import faster
 from numpy.typing import NDArray
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
@@ -106,6 +107,7 @@ def install() -> Builder:
     if isinstance(interpreter_builder, Builder):
         return interpreter_builder
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    faster.install()
     InterpretedFunction.__call__ = _call
     interpreter_builder.__class__ = Builder
     # It would compute every integer operation twice; what it finds is only reported in debug mode.
