@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as in a shell's background job: what the tests start would hear none
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if importlib.util.find_spec("triton") is None:  # `make test-gpu` has an environment with it
+    collect_ignore = ["gpu"]
 
 
 @pytest.fixture(params=harness.BACKENDS)
