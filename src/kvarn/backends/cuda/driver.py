@@ -8,6 +8,7 @@ Non-goals: what is computed; where binaries come from (store.py).
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -97,7 +98,11 @@ class LoadedKernel:
     def __init__(self, handle: Any, kernel: Kernel, binary: Binary) -> None:
         self.handle, self.threads, self.shared = handle, 32 * binary.warps, binary.shared
         types = [ctypes.c_void_p if kind[0] == "*" else _TYPES[kind] for _, kind in kernel.arguments]
-        self.types = [*types, ctypes.c_void_p, ctypes.c_void_p]  # two scratch pointers, which our kernels do not use
+        self.types: list[Any] = [
+            *types,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]  # two scratch pointers, which our kernels do not use
         self.pointers = ctypes.c_void_p * len(self.types)
 
 
@@ -110,9 +115,8 @@ class Driver:
             device = self._call(api.cuDeviceGet(index))
             found = int(self._call(api.cuDriverGetVersion()))
             if found < OLDEST_DRIVER:
-                raise KvarnError(
-                    f"the NVIDIA driver is for CUDA {_version(found)} and kvarn needs {_version(OLDEST_DRIVER)}: update it"
-                )
+                have, need = _version(found), _version(OLDEST_DRIVER)
+                raise KvarnError(f"the NVIDIA driver is for CUDA {have} and kvarn needs {need}: update it")
             self._context = self._call(api.cuDevicePrimaryCtxRetain(device))
         except DeviceError as error:
             raise KvarnError(f"the NVIDIA device does not start: {error}; `nvidia-smi` should list it") from None
@@ -154,7 +158,13 @@ class Driver:
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         address = int(self._call(self._api.cuMemHostAlloc(nbytes, 0)))
-        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+        memory = (ctypes.c_uint8 * nbytes).from_address(address)
+        weakref.finalize(memory, self._release_pinned, address)
+        return np.ctypeslib.as_array(memory)
+
+    def _release_pinned(self, address: int) -> None:
+        if os.getpid() == self._process:
+            self._api.cuMemFreeHost(address)
 
     def upload(self, address: int, data: NDArray[Any]) -> None:
         assert data.flags.c_contiguous
@@ -187,7 +197,7 @@ class Driver:
         return self._functions[kernel]
 
     def launch(self, function: LoadedKernel, grid: Grid, args: Sequence[int | float]) -> None:
-        values = [kind(arg) for kind, arg in zip(function.types, (*args, 0, 0), strict=True)]
+        values: list[Any] = [kind(arg) for kind, arg in zip(function.types, (*args, 0, 0), strict=True)]
         pointers = function.pointers(*map(ctypes.addressof, values))
         self._call(
             self._api.cuLaunchKernel(

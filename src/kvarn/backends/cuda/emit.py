@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import tau
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +35,22 @@ from kvarn.graph.record import Value
 from kvarn.models.rope import frequencies, magnitude
 
 Run = Callable[[CudaMemory, Frame], None]
-Arguments = Sequence[int | float]
+
+
+class Input(NamedTuple):
+    """An array of the step, by its name in Frame."""
+
+    name: str
+
+
+Argument = int | float | Rows | View | Input
+
+
+def resolved(arg: Argument, frame: Frame) -> int | float:
+    """The number that a kernel takes."""
+    if isinstance(arg, int | float):
+        return arg
+    return getattr(frame, arg.name) if isinstance(arg, Input) else arg.address  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +58,20 @@ class Operation:
     name: str
     run: Run
     kernel: str | None = None  # of attention: `prefill` or `decode`
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The norm that makes the final hidden states."""
+
+    x: View
+    weight: int
+    eps: float
+
+    def launch(self, driver: Device, n_rows: int, out: int) -> None:
+        """In f32, of the wanted rows."""
+        args = (self.x.address, self.weight, out, self.x.width, self.x.stride, self.x.width, self.eps)
+        driver.launch(driver.function(specs.norm("f32")), (n_rows, 1, 1), args)
 
 
 @dataclass(slots=True)
@@ -51,7 +82,7 @@ class Emitted:
     workspace: Workspace
     last: Rows  # the input of the logits
     logits: Matrix
-    hidden: Callable[[Frame, int], None]  # write the final hidden states of the wanted rows, f32, to an address
+    hidden: Hidden
     kept: list[Allocation]  # constants that the operations read
 
 
@@ -82,7 +113,7 @@ class _Emitter:
         self.free: dict[tuple[str, int, bool], list[Rows]] = {}
         self.ropes: dict[Rope, tuple[Rows, Rows]] = {}
         self.selected = False
-        self.final: tuple[Value, Callable[[Frame, int], None]] | None = None
+        self.final: tuple[Value, Hidden] | None = None
         self.end: tuple[Rows, Matrix] | None = None
 
     def emitted(self) -> Emitted:
@@ -159,8 +190,8 @@ class _Emitter:
             return
         view = self.views[value]
         for rows in self._outputs(value):
-            args = lambda rows=rows: (view.address, rows.address, value.width, view.stride, rows.stride)
-            self._launch(f"round {value.id}", specs.convert(rows.form), self._by_row(value.width), args)
+            args = (view, rows, value.width, view.stride, rows.stride)
+            self._launch(f"round {value.id}", specs.convert(rows.form), args, value.width)
 
     def _close(self, value: Value) -> None:
         """The product that reads a value was emitted: its forms are free."""
@@ -172,26 +203,17 @@ class _Emitter:
     # -- launches --------------------------------------------------------------------------------------------------
 
     def _count(self) -> Callable[[Frame], int]:
-        return (lambda frame: frame.n_wanted) if self.selected else (lambda frame: frame.n_tokens)
+        """How many rows the operations compute from here on."""
+        return attrgetter("n_wanted" if self.selected else "n_tokens")
 
-    def _by_row(self, width: int, stretch: int = specs.STRETCH) -> Callable[[Frame], tuple[int, int, int]]:
-        """A program per row and stretch of columns."""
-        count, columns = self._count(), ceil_div(width, stretch)
-        return lambda frame: (count(frame), columns, 1)
-
-    def _launch(
-        self,
-        name: str,
-        kernel: Kernel,
-        grid: Callable[[Frame], tuple[int, int, int]],
-        args: Callable[[], Arguments],
-        first: Callable[[Frame], Arguments] = lambda frame: (),
-    ) -> None:
-        """`args` are asked for at each launch, because a larger step moves the workspace."""
-        driver, function = self.driver, self.driver.function(kernel)
+    def _launch(self, name: str, kernel: Kernel, args: Sequence[Argument], width: int = 1) -> None:
+        """A program per row and stretch of columns. Addresses are asked for at each launch, because a larger step moves
+        the workspace."""
+        driver, function, count = self.driver, self.driver.function(kernel), self._count()
+        columns = ceil_div(width, specs.STRETCH)
 
         def run(memory: CudaMemory, frame: Frame) -> None:
-            driver.launch(function, grid(frame), (*first(frame), *args()))
+            driver.launch(function, (count(frame), columns, 1), [resolved(arg, frame) for arg in args])
 
         self.operations.append(Operation(name, run))
 
@@ -199,33 +221,24 @@ class _Emitter:
 
     def _embed(self, kind: kinds.Embed) -> None:
         matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
-        args = lambda: (matrix.address, out.address, out.width, matrix.depth, kind.scale)
-        kernel = specs.embed(matrix.form)
-        self._launch(kind.weight, kernel, self._by_row(out.width), args, lambda frame: (frame.tokens,))
+        args = (Input("tokens"), matrix.address, out, out.width, matrix.depth, kind.scale)
+        self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
 
     def _norm(self, kind: kinds.Norm) -> None:
-        x, weight, eps, count = self._read(kind.x), self.weights.vector(kind.weight), self.eps, self._count()
+        x, weight = self._read(kind.x), self.weights.vector(kind.weight)
         for out in self._outputs(kind.out):
-            args = lambda out=out: (x.address, weight, out.address, x.width, x.stride, out.stride, eps)
-            self._launch(kind.weight, specs.norm(out.form), lambda frame: (count(frame), 1, 1), args)
-        function = self.driver.function(specs.norm("f32"))
-
-        def hidden(frame: Frame, to: int) -> None:
-            args = (x.address, weight, to, x.width, x.stride, x.width, eps)
-            self.driver.launch(function, (frame.n_wanted, 1, 1), args)
-
-        self.final = kind.out, hidden
+            args = (x, weight, out, x.width, x.stride, out.stride, self.eps)
+            self._launch(kind.weight, specs.norm(out.form), args)
+        self.final = kind.out, Hidden(x, weight, self.eps)
 
     def _norm_add(self, kind: kinds.NormAdd) -> None:
         x, into = self._read(kind.x), self._replace(kind.into, kind.out)
-        weight, eps, count = self.weights.vector(kind.weight), self.eps, self._count()
-        args = lambda: (x.address, weight, into.address, x.width, x.stride, into.stride, eps)
-        self._launch(kind.weight, specs.norm_add(), lambda frame: (count(frame), 1, 1), args)
+        args = (x, self.weights.vector(kind.weight), into, x.width, x.stride, into.stride, self.eps)
+        self._launch(kind.weight, specs.norm_add(), args)
 
     def _add(self, kind: kinds.Add) -> None:
         x, into = self._read(kind.x), self._replace(kind.into, kind.out)
-        args = lambda: (x.address, into.address, x.width, x.stride, into.stride)
-        self._launch(f"add {kind.out.id}", specs.add(), self._by_row(x.width), args)
+        self._launch(f"add {kind.out.id}", specs.add(), (x, into, x.width, x.stride, into.stride), x.width)
 
     def _product(self, kind: kinds.Product) -> None:
         self._form(kind.x)
@@ -268,11 +281,8 @@ class _Emitter:
         factor = min(specs.GATE_SCALE[form] for form in forms)  # one for all forms: the product undoes it
         self.scaled[kind.out] = 1 / factor
         for out in self._outputs(kind.out):
-            args = lambda out=out: (
-                *(gate.address, up.address, out.address, gate.width),
-                *(gate.stride, up.stride, out.stride, factor),
-            )
-            self._launch(f"gate {kind.out.id}", specs.gate(kind.activation, out.form), self._by_row(gate.width), args)
+            args = (gate, up, out, gate.width, gate.stride, up.stride, out.stride, factor)
+            self._launch(f"gate {kind.out.id}", specs.gate(kind.activation, out.form), args, gate.width)
 
     def _attention(self, kind: kinds.Attention) -> None:
         out = self._view(kind.out)  # before q, k and v are read: their rows are still in use
@@ -303,25 +313,22 @@ class _Emitter:
         if rope in self.ropes:
             return self.ropes[rope]
         half = rope.dim // 2
-        self.ropes[rope] = cos, sin = (self._rows("f32", half, False, 1) for _ in range(2))
+        cos, sin = self.ropes[rope] = self._rows("f32", half, False, 1), self._rows("f32", half, False, 1)
         turns = Allocation(self.driver, 8 * half)
         self.driver.upload(turns.address, np.ascontiguousarray(frequencies(rope) / tau, np.float64))
         self.kept.append(turns)
-        factor = magnitude(rope)
-        args = lambda: (turns.address, cos.address, sin.address, half, factor)
-        grid = lambda frame: (frame.n_tokens, 1, 1)
-        self._launch("angles", specs.angles(), grid, args, lambda frame: (frame.positions,))
+        args = (Input("positions"), turns.address, cos, sin, half, magnitude(rope))
+        self._launch("angles", specs.angles(), args)
         return cos, sin
 
     def _select(self, kind: kinds.Select) -> None:
+        self.selected = True
         for value in kind.values:
             old = self.views.pop(value)
             new = self._view(value)
-            args = lambda old=old, new=new: (old.address, new.address, old.width, old.stride, new.stride)
-            grid = lambda frame, width=old.width: (frame.n_wanted, ceil_div(width, specs.STRETCH), 1)
-            self._launch(f"select {value.id}", specs.select(), grid, args, lambda frame: (frame.wanted,))
+            args = (Input("wanted"), old, new, old.width, old.stride, new.stride)
+            self._launch(f"select {value.id}", specs.select(), args, old.width)
             self._leave(old.rows)
-        self.selected = True
 
 
 def launch_linear(

@@ -18,15 +18,16 @@ from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.specs import SPLIT
 from kvarn.cache.plan import Group, Plan
-from kvarn.cache.spec import LayerSpec
+from kvarn.cache.spec import LayerSpec, align
 from kvarn.cache.step import Copy, RowEdit, Step
 
+ALIGNMENT = 4  # numbers: kernels are compiled for addresses that are multiples of 16 bytes
 SECTIONS = 7  # of `capacity` numbers, before the cells
 
 
 class Numbers(NamedTuple):
     address: int
-    count: int
+    length: int
 
 
 @dataclass(slots=True)
@@ -76,7 +77,8 @@ class Inbox:
         positions = np.array(step.positions, np.int64)
         edits = [_edits(g, c.edits, self._plan.max_seqs) for g, c in zip(self._plan.groups, step.groups, strict=True)]
         waves = [_waves(changes.moves) for changes in step.groups]
-        variable = sum(map(len, edits)) + sum(len(wave) for each in waves for wave in each)
+        lists = [*edits, *(wave for each in waves for wave in each)]
+        variable = sum(align(len(each), ALIGNMENT) for each in lists)
         writer = self._begin(len(positions), variable)
 
         put, capacity = writer.put, self._capacity
@@ -102,7 +104,7 @@ class Inbox:
         fixed = SECTIONS + len(self._plan.groups)
         if n_tokens > self._capacity or fixed * self._capacity + variable > self._room:
             self._driver.synchronize()
-            self._capacity = max(n_tokens, self._capacity)
+            self._capacity = align(max(n_tokens, self._capacity), ALIGNMENT)
             self._room = 2 * (fixed * self._capacity + variable) + 1024
             if self._memory is not None:
                 self._memory.release()
@@ -122,7 +124,7 @@ class _Writer:
         """The device's address of these numbers."""
         at = self._at
         self._host[at : at + len(numbers)] = numbers
-        self._at += len(numbers) if room is None else room
+        self._at += align(len(numbers) if room is None else room, ALIGNMENT)
         return self.base + 4 * at
 
     @property
@@ -140,8 +142,13 @@ def most_splits(spec: LayerSpec, positions: NDArray[np.int64]) -> int:
     return int((pins + positions // SPLIT - first + 1).max())
 
 
+def first_shift(group: Group, max_seqs: int) -> int:
+    """Where the shifts begin in a table, counted in numbers."""
+    return align(max_seqs * group.blocks_per_sequence, ALIGNMENT)
+
+
 def _edits(group: Group, edits: Sequence[RowEdit], max_seqs: int) -> list[int]:
-    """Pairs (index, value) for [max_seqs, blocks of a sequence] blocks, followed by [max_seqs] shifts.
+    """Pairs (index, value) for [max_seqs, blocks of a sequence] blocks, then [max_seqs] shifts.
 
     The blocks after the pinned ones are consecutive, so one number per row says which logical block an entry is:
     entry + shift."""
@@ -151,7 +158,7 @@ def _edits(group: Group, edits: Sequence[RowEdit], max_seqs: int) -> list[int]:
         for entry, block in enumerate(blocks, row * width + start):
             pairs += entry, block
         if blocks:
-            pairs += max_seqs * width + row, firsts[-1] // size - (start + len(blocks) - 1)
+            pairs += first_shift(group, max_seqs) + row, firsts[-1] // size - (start + len(blocks) - 1)
     return pairs
 
 

@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 
 from kvarn.arrays import Cells
 from kvarn.backends.base import Counters
-from kvarn.backends.cuda import specs
+from kvarn.backends.cuda import inbox, specs
 from kvarn.backends.cuda.buffers import Allocation, View
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame, Inbox
 from kvarn.cache.codec import unit_bytes
 from kvarn.cache.plan import Group, Part, Plan
-from kvarn.cache.spec import LayerSpec, ceil_div
+from kvarn.cache.spec import LayerSpec, align, ceil_div
 from kvarn.cache.step import Step
 from kvarn.errors import BadArray, KvarnError
 
 NO_WINDOW = 2**31 - 1  # larger than every distance of two positions
 MOST_SCRATCH = 256 << 20  # bytes for the results of splits; with more tokens, decode is launched several times
 LOG2_E = 1.4426950408889634  # scores are in powers of two
-MOST_IN_GRID = 65_535  # programs along the second and third axis of a launch
+MOST_IN_GRID = 65_532  # programs along the second and third axis of a launch
 
 
 class CudaMemory:
@@ -48,8 +48,8 @@ class CudaMemory:
     def _scratch_bytes(self, group: Group) -> int:
         spec = group.config.spec
         splits = ceil_div(group.config.context, specs.SPLIT) + 1
-        row = splits * spec.n_heads * (spec.v_dim + 2) * 4
-        return max(row, min(row * self.plan.max_seqs, MOST_SCRATCH))
+        token = align(splits * spec.n_heads, inbox.ALIGNMENT) * (spec.v_dim + 2) * 4
+        return inbox.ALIGNMENT * token + min(self.plan.max_seqs * token, MOST_SCRATCH)
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -57,9 +57,9 @@ class CudaMemory:
         frame = self._inbox.send(step, tokens, wanted)
         for group, changes in zip(self._groups, frame.groups, strict=True):
             for moves in changes.moves:
-                group.copy(moves.address, moves.count, self.arena.address)
+                group.copy(moves.address, moves.length, self.arena.address)
         for group, changes in zip(self._groups, frame.groups, strict=True):
-            group.edit(changes.edits.address, changes.edits.count)
+            group.edit(changes.edits.address, changes.edits.length)
         for planned, told in zip(self.plan.groups, step.groups, strict=True):
             self.counters.copied += sum(move.slots for move in told.moves) * planned.bytes_per_token
         return frame
@@ -123,11 +123,12 @@ class CudaMemory:
         args = self._arguments(layer, frame, q, scale)
         parts = ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
         results = n_splits * spec.n_heads  # of one token
-        at_once = min(self._scratch.nbytes // (results * (spec.v_dim + 2) * 4), MOST_IN_GRID)
+        room = self._scratch.nbytes // (align(results, inbox.ALIGNMENT) * (spec.v_dim + 2) * 4)
+        at_once = min(room // inbox.ALIGNMENT * inbox.ALIGNMENT, MOST_IN_GRID)
         for start in range(0, frame.n_singles, at_once):
             n, tokens = min(frame.n_singles - start, at_once), frame.singles + 4 * start
             peaks = partial + 4 * n * results * spec.v_dim
-            sums = (partial, peaks, peaks + 4 * n * results)
+            sums = (partial, peaks, peaks + 4 * align(n * results, inbox.ALIGNMENT))
             self.driver.launch(function, (n_splits, group.stored_heads * parts, n), (*args, tokens, *sums))
             self.driver.launch(reduce, (n, spec.n_heads, 1), (*sums, tokens, out, n_splits, spec.n_heads, spec.v_dim))
 
@@ -202,7 +203,7 @@ class _GroupOnDevice:
         self.stored_heads = group.parts.k.shape.heads
         k, v = group.parts.k.strides, group.parts.v.strides
         self.strides = (k.block, k.head, k.slot, v.block, v.head, v.slot)
-        n_entries = plan.max_seqs * self.width
+        n_entries = inbox.first_shift(group, plan.max_seqs)
         self._memory = Allocation(driver, 4 * (n_entries + plan.max_seqs))
         driver.fill(self._memory.address, 0, self._memory.nbytes)
         self.table, self.shifts = self._memory.address, self._memory.address + 4 * n_entries

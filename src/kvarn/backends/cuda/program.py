@@ -66,7 +66,7 @@ class CudaProgram:
         states = np.empty((frame.n_wanted, self._hidden), np.float32)
         room = Allocation(self._driver, states.nbytes)
         try:
-            self._emitted.hidden(frame, room.address)
+            self._emitted.hidden.launch(self._driver, frame.n_wanted, room.address)
             self._driver.download(room.address, states)
         finally:
             room.release()

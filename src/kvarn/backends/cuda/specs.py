@@ -85,7 +85,10 @@ def norm_add() -> Kernel:
 def linear(form: str, rows: int) -> Kernel:
     """For steps of up to this many rows; the largest tile is for all larger ones."""
     tile = next((each for each in ROW_TILES if rows <= each), ROWS)
-    text = "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 scale:fp32 biased:i32 adds:i32"
+    text = (
+        "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 scale:fp32 biased:i32 "
+        "adds:i32"
+    )
     columns, depth, warps, stages = 64, 64, 4, 3
     if form == "f32":
         tile, columns, depth, stages = 16, 32, 32, 1

@@ -33,4 +33,6 @@ def copy(
         slot = (start + tl.arange(0, SLOTS))[:, None]
         inside = (slot < slots) & (d < units)
         at = slot.to(tl.int64) * slot_stride + d
-        tl.store(base + target * block_stride + at, tl.load(base + source * block_stride + at, mask=inside), mask=inside)
+        tl.store(
+            base + target * block_stride + at, tl.load(base + source * block_stride + at, mask=inside), mask=inside
+        )
