@@ -98,11 +98,8 @@ class LoadedKernel:
     def __init__(self, handle: Any, kernel: Kernel, binary: Binary) -> None:
         self.handle, self.threads, self.shared = handle, 32 * binary.warps, binary.shared
         types = [ctypes.c_void_p if kind[0] == "*" else _TYPES[kind] for _, kind in kernel.arguments]
-        self.types: list[Any] = [
-            *types,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-        ]  # two scratch pointers, which our kernels do not use
+        scratch = [ctypes.c_void_p] * 2  # two pointers that Triton adds, and that our kernels do not use
+        self.types: list[Any] = types + scratch
         self.pointers = ctypes.c_void_p * len(self.types)
 
 

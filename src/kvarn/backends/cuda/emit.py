@@ -50,7 +50,7 @@ def resolved(arg: Argument, frame: Frame) -> int | float:
     """The number that a kernel takes."""
     if isinstance(arg, int | float):
         return arg
-    return getattr(frame, arg.name) if isinstance(arg, Input) else arg.address  # type: ignore[no-any-return]
+    return getattr(frame, arg.name) if isinstance(arg, Input) else arg.address
 
 
 @dataclass(frozen=True, slots=True)
