@@ -22,7 +22,7 @@ INTEGERS = {f"{sign}{bits}": (bits, sign == "i") for sign in "iu" for bits in (8
 
 
 class Call(NamedTuple):
-    verb: str  # allocate, release, pinned, upload, download, send, fill, launch, synchronize, record
+    verb: str  # allocate, release, pinned, upload, download, send, fill, launch, synchronize, record, wait
     args: tuple[int | float, ...]  # of a launch: the kernel's arguments; otherwise addresses and sizes
     name: str = ""  # of the kernel
     grid: tuple[int, int, int] = (0, 0, 0)
@@ -123,6 +123,9 @@ class RecordingDriver:
 
     # Launches
 
+    def load(self, binaries: dict[Kernel, Any]) -> None:
+        """Kernels are loaded when they are first asked for."""
+
     def function(self, kernel: Kernel) -> Function:
         if kernel not in self._functions:
             self._functions[kernel] = self._load(kernel)
@@ -146,6 +149,11 @@ class RecordingDriver:
         self._note("record")
         self._clock += 1.0
         event.ms = self._clock
+
+    def wait(self, event: Event) -> None:
+        """Everything has arrived, and not only what came before the event."""
+        self._note("wait")
+        self._arrive()
 
     def elapsed(self, start: Event, end: Event) -> float:
         assert start.ms is not None, "the start was not recorded"

@@ -213,7 +213,8 @@ class _Emitter:
         columns = ceil_div(width, specs.STRETCH)
 
         def run(memory: CudaMemory, frame: Frame) -> None:
-            driver.launch(function, (count(frame), columns, 1), [resolved(arg, frame) for arg in args])
+            if n_rows := count(frame):  # a step that ends inside of a prompt wants no row
+                driver.launch(function, (n_rows, columns, 1), [resolved(arg, frame) for arg in args])
 
         self.operations.append(Operation(name, run))
 
@@ -343,6 +344,8 @@ def launch_linear(
     scale: float = 1.0,
 ) -> None:
     """A product. The number of rows decides about the tile, and the tile about no bit of the result."""
+    if not n_rows:
+        return
     kernel = specs.linear(matrix.form, n_rows)
     grid = (ceil_div(matrix.n_rows, kernel.size("BN")), ceil_div(n_rows, kernel.size("BM")), 1)
     args = (x, matrix.address, bias, out, n_rows, matrix.n_rows, matrix.depth, out_stride, scale, int(bias != 0), adds)

@@ -64,6 +64,8 @@ class CudaProgram:
     def hidden(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
         frame = self._compute(memory, step, tokens, wanted)
         states = np.empty((frame.n_wanted, self._hidden), np.float32)
+        if not frame.n_wanted:
+            return states
         room = Allocation(self._driver, states.nbytes)
         try:
             self._emitted.hidden.launch(self._driver, frame.n_wanted, room.address)

@@ -1,0 +1,121 @@
+"""Each kernel once against NumPy in float64, on shapes of real models. Attention is in conformance.py."""
+
+from collections.abc import Callable
+
+import numpy as np
+from gpu.support import oracle
+from gpu.support.launching import FORMS, ROUNDOFF, Board, as_stored, decoded
+from gpu.support.oracle import relative
+
+from kvarn.backends.cuda import specs
+from proof.report import Report
+from proof.site import Site
+
+F32 = 2e-6  # relative error of a few operations in f32
+SMALLEST_NORMAL = 2.0**-14  # of f16: below it, the error of a rounding does not get smaller
+SUM = {"f32": 1e-6, "f16": 5e-6, "bf16": 5e-6}  # of a product, relative to the sum of the sizes of its terms
+
+
+def run(site: Site, report: Report) -> None:
+    for section in (_rows, _gates, _angles, _tables):
+        section(site, report)
+    full = [(4096, 4096), (14336, 4096), (4096, 14336), (1536, 576), (100, 72)]
+    shapes = site.pick(full, [(512, 1024), (100, 72)], [(130, 72)], [(40, 72)])
+    rows = site.pick((1, 2, 16, 17, 64, 65, 128, 129, 300), (1, 17, 65, 129), (1, 17), (1, 17))
+    for form in FORMS:
+        with report.check(f"linear {form}") as check:
+            for shape in shapes:
+                _products(site, form, shape, rows, check.within)
+
+
+def _rows(site: Site, report: Report) -> None:
+    board, random = Board(site.driver), site.random(1)
+    n, width = site.pick((64, 4096), (9, 1100), (3, 100))
+    x, into = random.standard_normal((2, n, width), np.float32)
+    weight, eps = random.standard_normal(width, np.float32), 1e-5
+    for form in FORMS:
+        table = random.standard_normal((site.pick(1000, 50, 20), width), np.float32)
+        with report.check(f"embed, norm, convert {form}") as check:
+            tokens = random.integers(0, len(table), n).tolist()
+            error = relative(board.embed(form, tokens, table, 1.5), 1.5 * as_stored(table, form)[tokens])
+            check.within("embed", error, F32, "embed")
+            found = decoded(board.norm(form, x, weight, eps, spare=3), form)
+            check.case(not found[:, width:].any(), "norm: the padding was written")
+            error = relative(found[:, :width], oracle.norm(x, weight, eps))
+            check.within("norm", error, 1.01 * ROUNDOFF[form] + F32, "norm")
+            if form != "f32":
+                found = decoded(board.convert(form, x, spare=3), form)[:, :width]
+                check.within("convert", relative(found, as_stored(x, form)), 0.0, "convert")
+    with report.check("norm_add, add, select") as check:
+        expected = oracle.norm(x, weight, eps) + into
+        sizes = np.abs(oracle.norm(x, weight, eps)) + np.abs(into)
+        check.within("norm_add", relative(board.norm_add(x, weight, into, eps, 3), expected, sizes), F32, "norm_add")
+        check.case(bool((board.add(x, into, 3) == x + into).all()), "add")
+        rows = random.integers(0, n, n).tolist()
+        check.case(bool((board.select(rows, x, 3) == x[rows]).all()), "select")
+
+
+def _gates(site: Site, report: Report) -> None:
+    board, random = Board(site.driver), site.random(2)
+    n, width = site.pick((64, 14336), (5, 2000), (2, 100))
+    gate, up = 4 * random.standard_normal((2, n, width), np.float32)
+    for activation in ("silu", "gelu"):
+        with report.check(f"gate {activation}") as check:
+            expected = oracle.gate(activation, gate, up)
+            sizes = np.abs(expected) + 1e-3 * np.abs(up)  # far from zero gelu is a difference of large numbers
+            for form in FORMS:
+                scale = specs.GATE_SCALE[form]
+                found = decoded(board.gate(activation, form, gate, up, scale, 3), form)[:, :width] / scale
+                least = SMALLEST_NORMAL / scale if form == "f16" else 0.0
+                limit = 1.01 * ROUNDOFF[form] + 8 * F32
+                check.within(form, relative(found, expected, np.maximum(sizes, least)), limit, form)
+
+
+def _angles(site: Site, report: Report) -> None:
+    with report.check("angles") as check:
+        positions = [0, 1, 4095, 131_071, 999_999, 2**31 - 1, *site.random(3).integers(0, 1 << 20, 50).tolist()]
+        for base, half in ((10_000.0, 64), (500_000.0, 64), (1_000_000.0, 128)):
+            turns = base ** -(np.arange(half) / half) / (2 * np.pi)
+            cos, sin = Board(site.driver).angles(positions, turns)
+            angle = 2 * np.pi * np.modf(np.array(positions)[:, None] * turns)[0]
+            error = max(np.abs(cos - np.cos(angle)).max(), np.abs(sin - np.sin(angle)).max())
+            check.within("error", float(error), 1e-6, f"base {base:g}")
+
+
+def _tables(site: Site, report: Report) -> None:
+    with report.check("edit") as check:
+        board, random = Board(site.driver), site.random(4)
+        n = site.pick(5000, 1100, 40)
+        index, value = random.permutation(3 * n)[:n], random.integers(0, 2**31, n)
+        edits = np.stack([index, value], 1).astype(np.int32)
+        table = board.put(np.zeros(3 * n, np.int32))
+        grid = (-(-n // specs.STRETCH), 1, 1)
+        board.launch(specs.edit(), grid, board.put(edits), table, n)
+        expected = np.zeros(3 * n, np.int32)
+        expected[index] = value
+        check.case(bool((board.get(table, (3 * n,), "i32") == expected).all()), "edits of a table")
+
+
+def _products(
+    site: Site,
+    form: str,
+    shape: tuple[int, int],
+    rows: tuple[int, ...],
+    within: Callable[[str, float, float, str], None],
+) -> None:
+    """Every tile, with a bias, with a sum, with a scale. The error is relative to the sizes of what is added."""
+    board, random = Board(site.driver), site.random(5)
+    weight, bias = random.standard_normal(shape, np.float32), random.standard_normal(shape[0], np.float32)
+    matrix, stored = board.matrix(form, weight), as_stored(weight, form)
+    sampled = np.unique(np.concatenate([np.arange(min(shape[0], 256)), np.arange(shape[0] - 64, shape[0]).clip(0)]))
+    for n in rows:
+        x, into = (random.standard_normal((n, width), np.float32) for width in (shape[1], shape[0]))
+        wide = as_stored(x, form)
+        plain, sizes = wide @ stored[sampled].T, np.abs(wide) @ np.abs(stored[sampled]).T
+        what = f"{shape[0]}x{shape[1]}, {n} rows"
+        found = board.linear(matrix, x, spare=5)[:, sampled]
+        within("error", relative(found, plain, sizes), SUM[form], what)
+        found = board.linear(matrix, x, bias, into, 0.25)[:, sampled]
+        expected = 0.25 * plain + bias[sampled] + into[:, sampled]
+        sizes = 0.25 * sizes + np.abs(bias[sampled]) + np.abs(into[:, sampled])
+        within("error", relative(found, expected, sizes), SUM[form], f"{what}, with a bias and a sum")
