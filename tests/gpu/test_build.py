@@ -91,7 +91,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_failing_kernel_is_named_in_one_line_and_the_others_compile(sources: Path, tmp_path: Path, case: str) -> None:
+def test_a_failing_kernel_is_named_and_the_others_compile(sources: Path, tmp_path: Path, case: str) -> None:
     body, reason = BAD[case]
     head = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef demo_bad("
     text = "x):\n    pass\n" if body is None else f"out):\n{body}\n"
