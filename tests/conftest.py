@@ -11,6 +11,9 @@ if (
 ):  # as in a shell's background job: what the tests start would hear none
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# `auto` is the cpu backend in these tests, also on a machine with a device, and in the processes that they start.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
 
 @pytest.fixture(params=harness.BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -1,0 +1,45 @@
+"""What the cuda backend cannot do, each as one line for users, and what a model takes on a device.
+
+This module needs neither a device nor cuda-bindings. The backend refuses with these words, and `--backend auto` chooses
+by them.
+"""
+
+from math import prod
+
+from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPES
+from kvarn.cache.plan import Plan
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.encodings import TensorInfo
+from kvarn.words import one_of
+
+CODECS = tuple(TYPES)
+LAYOUTS = ("token-major", "head-major", "repeated")  # those that store the numbers of a row side by side
+STORED = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number of a matrix that keeps its type
+WIDENED = 2  # of all other matrices: they become bf16
+VECTOR = 4  # of norms and biases: they become f32
+
+
+def refusal(plan: Plan) -> str | None:
+    """Why the backend cannot have this cache."""
+    codec, layout = plan.codec.name, plan.layout.name
+    if codec not in CODECS:
+        return f"the cuda backend has no {codec} cells yet: use --cache-type {one_of(CODECS)}"
+    if layout not in LAYOUTS:
+        return f"the cuda backend does not have the {layout} layout: use --cache-layout {one_of(LAYOUTS)}"
+    for spec in (group.config.spec for group in plan.groups):
+        if spec.k_dim != spec.v_dim:
+            return f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cuda backend wants them equal"
+        if spec.k_dim > LARGEST_HEAD:
+            return f"heads of {spec.k_dim} numbers: the cuda backend has kernels up to {LARGEST_HEAD}"
+        if spec.k_dim % HEAD_MULTIPLE:
+            return f"heads of {spec.k_dim} numbers: the cuda backend has kernels for multiples of {HEAD_MULTIPLE}"
+    return None
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of all weights on a device. The rows that pad a matrix are not counted."""
+    return sum(prod(info.shape) * _number_bytes(info) for info in checkpoint.infos)
+
+
+def _number_bytes(info: TensorInfo) -> int:
+    return VECTOR if len(info.shape) == 1 else STORED.get(info.type, WIDENED)
