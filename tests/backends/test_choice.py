@@ -40,6 +40,8 @@ def test_a_device_is_described_without_a_context(monkeypatch: pytest.MonkeyPatch
     install(monkeypatch)
     device = probe.Device("NVIDIA H200", 90, "13.0", 140 * GIB, 130 * GIB)
     assert probe.probe() == probe.Probe(device)
+    install(monkeypatch, FakeDriver(total=20 * GIB))
+    assert probe.probe().device == replace(device, total_bytes=20 * GIB, free_bytes=20 * GIB), "a part of a device"
     install(monkeypatch, FakeDriver(nvml=1))
     assert probe.probe().device == replace(device, free_bytes=140 * GIB), "the total, where nobody knows better"
 

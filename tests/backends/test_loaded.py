@@ -49,6 +49,12 @@ def test_windows_are_not_cut_by_the_most() -> None:
     assert [group.config.n_blocks for group in made.groups] == [windowed, 1000 - windowed]
 
 
+def test_groups_without_a_window_share_the_most() -> None:
+    wide = replace(CONFIG, layers=[SPEC, LayerSpec(8, 4, 64, 64), SPEC])
+    for most in (1000, 1001):
+        assert [group.config.n_blocks for group in plan_into(1 << 40, wide, "head-major", most).groups] == [500, 500]
+
+
 @pytest.mark.parametrize("strategy", ["contiguous", "ring", "sliding"])
 def test_other_strategies_take_what_their_sequences_need(strategy: str) -> None:
     config = replace(CONFIG, strategy=strategy, window=None if strategy == "contiguous" else 128, max_chunk=64)

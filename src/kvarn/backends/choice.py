@@ -18,7 +18,7 @@ from kvarn.errors import KvarnError, OutOfMemory
 from kvarn.loading.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from kvarn.backends.cuda.probe import Probe
+    from kvarn.backends.cuda.probe import Device, Probe
 
 log = logging.getLogger("kvarn")
 
@@ -77,6 +77,7 @@ class Opening:
     def __init__(self, backend: str | Backend, threads: int | None = None) -> None:
         self._threads = threads
         self._opened: Opened | None = None
+        self._device: Device | None = None  # that `auto` may take
         if not isinstance(backend, str) and hasattr(backend, "load"):
             self._opened = Opened(backend)
         elif backend != AUTO:
@@ -84,21 +85,20 @@ class Opening:
         else:
             check_threads(threads)
             found = _probe()
-            if found.device is None or found.obstacle:
+            if found.obstacle:
                 self._opened = self._host(Choice("cpu", found.obstacle, quiet=found.absent))
+            self._device = found.device
 
     def finish(self, config: CacheConfig, checkpoint: Checkpoint | None = None) -> Opened:
         """The backend for this cache and these weights. `kvarn strategies` has no weights."""
         if self._opened is None:
-            self._opened = self._chosen(config, checkpoint)
-        elif self._opened.backend.name == "cuda":
+            assert self._device is not None
+            self._opened = self._chosen(self._device, config, checkpoint)
+        elif self._opened.choice is None and self._opened.backend.name == "cuda":
             _require(self._opened.backend, config, checkpoint)
         return self._opened
 
-    def _chosen(self, config: CacheConfig, checkpoint: Checkpoint | None) -> Opened:
-        device = _probe().device
-        if device is None:  # it was there a moment ago
-            return self._host(Choice("cpu", "the NVIDIA device is gone", quiet=False))
+    def _chosen(self, device: "Device", config: CacheConfig, checkpoint: Checkpoint | None) -> Opened:
         choice = choose(_refusal(config), Fit(device.name, device.free_bytes, _weight_bytes(checkpoint)))
         if choice.name == "cpu":
             return self._host(choice)

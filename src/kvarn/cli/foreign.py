@@ -17,6 +17,8 @@ _PACKED = Instead("", "kvarn packs the weights into memory when it loads a model
 _ATTENTION = Instead("", "there is one attention, and it needs no option; leave it out")
 _CONTEXT = Instead("-c", "use -c N")
 _CELLS = Instead("--cache-type", "use --cache-type, for keys and values together")
+_DEVICE = Instead("", "the environment variable CUDA_VISIBLE_DEVICES selects the device")
+_ONE = Instead("", "kvarn computes on one device; leave it out")
 _THREADS = Instead("-t", "kvarn computes on one device; -t N sets the threads of the CPU")
 
 FOREIGN = {
@@ -26,6 +28,8 @@ FOREIGN = {
     **dict.fromkeys(("--max-model-len", "--num-ctx"), _CONTEXT),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype"), _CELLS),
     **dict.fromkeys(("-tp", "--tensor-parallel-size", "--pipeline-parallel-size"), _THREADS),
+    **dict.fromkeys(("--main-gpu", "--device"), _DEVICE),
+    **dict.fromkeys(("--split-mode", "--tensor-split"), _ONE),
     "--gpu-memory-utilization": Instead("--cache-bytes", "use --cache-bytes N, as in 8G"),
     "--max-num-seqs": Instead("-np", "use -np N"),
     "--max-num-batched-tokens": Instead("-b", "use -b N"),
