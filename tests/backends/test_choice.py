@@ -103,8 +103,8 @@ def test_the_decision() -> None:
 
 
 REFUSED = {
-    "codec": (replace(CONFIG, codec="int8"), "no int8 cells yet: use --cache-type f32, f16 or bf16"),
-    "panel": (replace(CONFIG, layout="panel"), "does not have the panel layout: use --cache-layout token-major, head"),
+    "codec": (replace(CONFIG, codec="int8"), "no int8 cells yet (it has f32, f16, bf16)"),
+    "panel": (replace(CONFIG, layout="panel"), "does not have the panel layout (it has token-major, head"),
     "columns": (replace(CONFIG, layout="columns"), "does not have the columns layout"),
     "unequal": (replace(CONFIG, layers=[LayerSpec(8, 2, 64, 32)]), "keys of 64 and values of 32 numbers"),
     "large": (replace(CONFIG, layers=[SPEC, LayerSpec(8, 2, 264, 264)]), "heads of 264 numbers: the cuda backend has"),
@@ -123,7 +123,7 @@ def test_what_cuda_refuses_auto_gives_to_the_cpu(
     assert said in opened.facts["chosen"]
     assert said in caplog.text
     assert len(caplog.messages) == 1
-    with pytest.raises(KvarnError, match="or --backend cpu") as error:
+    with pytest.raises(KvarnError, match="; use --backend cpu") as error:
         Opening("cuda", 1).finish(config)
     assert said in str(error.value)
     assert str(error.value).isprintable()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.backends import AUTO, check_threads, open_backend, place_of
 from kvarn.backends.base import Backend
-from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.errors import KvarnError, OutOfMemory
 from kvarn.loading.checkpoint import Checkpoint
 
@@ -115,8 +115,9 @@ class Opening:
 
 def _require(backend: Backend, config: CacheConfig, checkpoint: Checkpoint | None) -> None:
     """Refuse, before weights are loaded, a model that this backend cannot run."""
-    if why := _refusal(config):
-        raise KvarnError(f"{why}, or --backend cpu")
+    from kvarn.backends.cuda.limits import require
+
+    require(_draft(config))
     free = backend.room()
     if free is not None and (why := Fit(place_of(backend), free, _weight_bytes(checkpoint)).lack):
         raise OutOfMemory(f"{why}: use a smaller model, or --backend cpu")
@@ -134,7 +135,12 @@ def _probe() -> "Probe":
 def _refusal(config: CacheConfig) -> str | None:
     from kvarn.backends.cuda.limits import refusal
 
-    return refusal(plan(config, "head-major"))
+    return refusal(_draft(config))
+
+
+def _draft(config: CacheConfig) -> Plan:
+    """A plan that no backend has asked for. It has the layout that the user asked for, if there is one."""
+    return plan(config, "head-major")
 
 
 def _weight_bytes(checkpoint: Checkpoint | None) -> int:
