@@ -132,6 +132,9 @@ class Backend(Protocol):
     def memory_bytes(self) -> int | None:
         """Total memory of the device; None if unknown."""
 
+    def room(self) -> int | None:
+        """Bytes that a cache may take by default, beside what is loaded so far. None: what its sequences need."""
+
     def memory(self, plan: Plan) -> Memory:
         """Allocate the memory that the plan describes. Raises OutOfMemory."""
 

@@ -32,6 +32,9 @@ class Cpu:
     def memory_bytes(self) -> int | None:
         return memory_bytes()
 
+    def room(self) -> None:
+        return None
+
     def memory(self, plan: Plan) -> CpuMemory:
         return CpuMemory(self.layers(plan))
 

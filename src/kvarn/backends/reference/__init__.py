@@ -39,6 +39,9 @@ class Reference:
     def memory_bytes(self) -> int | None:
         return memory_bytes()
 
+    def room(self) -> None:
+        return None
+
     def memory(self, plan: Plan) -> HostMemory:
         return HostMemory(plan, self.kernels, allocate)
 
