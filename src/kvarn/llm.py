@@ -97,7 +97,7 @@ class LLM:
             raise KvarnError(f"model is {model!r}: give a name, a path or hf:org/repo")
         self.name = str(model)
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-        opening = Opening(backend, threads)  # before the model is fetched, so that a wrong name shows at once
+        opening = Opening(backend, threads, progress)  # before the model is fetched, so that a wrong name shows at once
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config

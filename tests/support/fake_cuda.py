@@ -13,6 +13,7 @@ from kvarn.backends import check_threads, cuda
 from kvarn.backends.cuda import probe
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
+from kvarn.loading.progress import Progress
 
 GIB = 1 << 30
 
@@ -116,7 +117,7 @@ def install(
 ) -> None:
     libraries = driver or FakeDriver()
 
-    def opened(threads: int | None) -> FakeCuda:
+    def opened(threads: int | None, progress: Progress) -> FakeCuda:
         check_threads(threads)
         if isinstance(backend, KvarnError):
             raise backend

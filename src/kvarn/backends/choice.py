@@ -16,6 +16,7 @@ from kvarn.backends.base import Backend
 from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.errors import KvarnError, OutOfMemory
 from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress, quiet
 
 if TYPE_CHECKING:
     from kvarn.backends.cuda.probe import Device, Probe
@@ -74,14 +75,14 @@ def choose(refusal: str | None, fit: Fit) -> Choice:
 class Opening:
     """A backend by name, or an open one. It is opened here if the model makes no difference."""
 
-    def __init__(self, backend: str | Backend, threads: int | None = None) -> None:
-        self._threads = threads
+    def __init__(self, backend: str | Backend, threads: int | None = None, progress: Progress = quiet) -> None:
+        self._threads, self._progress = threads, progress
         self._opened: Opened | None = None
         self._device: Device | None = None  # that `auto` may take
         if not isinstance(backend, str) and hasattr(backend, "load"):
             self._opened = Opened(backend)
         elif backend != AUTO:
-            self._opened = Opened(open_backend(str(backend), threads))
+            self._opened = Opened(open_backend(str(backend), threads, progress))
         else:
             check_threads(threads)
             found = _probe()
@@ -103,14 +104,14 @@ class Opening:
         if choice.name == "cpu":
             return self._host(choice)
         try:
-            return Opened(open_backend(choice.name, self._threads), choice)
+            return Opened(open_backend(choice.name, self._threads, self._progress), choice)
         except (KvarnError, ImportError) as error:  # no kernels for it, or packages that do not work
             return self._host(Choice("cpu", str(error), quiet=False))
 
     def _host(self, choice: Choice) -> Opened:
         if not choice.quiet:
             log.warning("computing on the CPU: %s", choice.why)
-        return Opened(open_backend(choice.name, self._threads), choice)
+        return Opened(open_backend(choice.name, self._threads, self._progress), choice)
 
 
 def _require(backend: Backend, config: CacheConfig, checkpoint: Checkpoint | None) -> None:

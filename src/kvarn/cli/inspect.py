@@ -82,7 +82,8 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
 
 def backend_facts(checkpoint: Checkpoint, context: int) -> dict[str, object]:
     """The backend that `auto` opens for this model. On a device, what its weights take there, too."""
-    opened = Opening(AUTO, 1).finish(CacheConfig(checkpoint.config.layer_specs, context), checkpoint)
+    with ProgressLine() as line:
+        opened = Opening(AUTO, 1, line).finish(CacheConfig(checkpoint.config.layer_specs, context), checkpoint)
     there = {"weight_bytes": weight_bytes(checkpoint)} if "device" in opened.facts else {}
     return {**opened.facts, **there}
 

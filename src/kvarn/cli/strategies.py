@@ -26,6 +26,7 @@ from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import shown
+from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.errors import KvarnError
 
@@ -106,7 +107,8 @@ def run(args: argparse.Namespace) -> None:
     n_heads, n_kv_heads = args.heads
     spec = LayerSpec(n_heads, n_kv_heads, args.head_dim, args.head_dim)
     asked = CacheConfig([spec], args.context, codec=args.cache_type, layout=args.cache_layout)
-    backend, _ = Opening(args.backend, args.threads).finish(asked)
+    with ProgressLine() as line:
+        backend, _ = Opening(args.backend, args.threads, line).finish(asked)
     wanted, host = 4 * args.tokens * args.head_dim * (spec.n_heads + 2 * spec.n_kv_heads), memory_bytes()
     if host is not None and wanted > host:
         raise KvarnError(f"the random data would take {human_bytes(wanted)}: lower -n, --heads or --head-dim")

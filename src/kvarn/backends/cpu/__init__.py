@@ -75,5 +75,5 @@ class Cpu:
         return {"name": self.name, "isa": native.isa(), "order": native.sum_order()}
 
 
-def open_backend(threads: int | None) -> Cpu:
+def open_backend(threads: int | None, progress: Progress) -> Cpu:
     return Cpu(make_pool(threads))

@@ -13,12 +13,13 @@ This module, probe, limits and specs are imported on machines without a device: 
 from kvarn.backends import check_threads
 from kvarn.backends.base import Backend
 from kvarn.backends.cuda.probe import usable_device
+from kvarn.loading.progress import Progress
 
 
-def open_backend(threads: int | None) -> Backend:
+def open_backend(threads: int | None, progress: Progress) -> Backend:
     """The first device. The threads of the host have no effect; a wrong number is refused all the same."""
     check_threads(threads)
     usable_device()
     from kvarn.backends.cuda.backend import on_first_device
 
-    return on_first_device()
+    return on_first_device(progress)

@@ -11,9 +11,9 @@ from kvarn.backends.cuda.store import Store
 from kvarn.cache.plan import Plan
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
-from kvarn.loading.progress import Progress, quiet
+from kvarn.loading.progress import Progress
 
-MARGIN = 512 << 20  # bytes that the default cache leaves free, for other programs and for larger steps
+MARGIN = 1 << 30  # bytes that the default cache leaves free, for tables, scratch and larger steps
 
 
 class Cuda:
@@ -60,7 +60,7 @@ class Cuda:
         }
 
 
-def on_first_device(progress: Progress = quiet) -> Cuda:
+def on_first_device(progress: Progress) -> Cuda:
     driver, store = Driver(), Store()
     driver.load(store.find(catalogue(), driver.target, progress))
     return Cuda(driver, store.summary, is_exact(driver))

@@ -54,7 +54,7 @@ class Reference:
         return {"name": self.name}
 
 
-def open_backend(threads: int | None) -> Reference:
+def open_backend(threads: int | None, progress: Progress) -> Reference:
     return Reference(make_pool(threads))
 
 
