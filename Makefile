@@ -12,7 +12,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test smoke test-clients check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
+.PHONY: run test smoke test-gpu kernels test-clients check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -25,6 +25,29 @@ test: $(STAMP)
 # The backbone in seconds: every strategy, both backends, a score, a server up and down.
 smoke: $(STAMP)
 	@$(BIN)/python -m pytest tests/test_smoke.py $(ARGS)
+
+# The CUDA backend without a GPU: its kernels are compiled for every target, and run in Triton's interpreter. The
+# environment is that of $(VENV) with Triton added.
+GPU := build/gpu
+GPU_PYTHON := $(GPU)/venv/bin/python
+ADD_TRITON = $(GPU_PYTHON) -m pip install -q --disable-pip-version-check \
+  triton==$$($(GPU_PYTHON) -c 'from kvarn.backends.cuda.store import TRITON; print(TRITON)')
+test-gpu: $(GPU)/.installed
+	@if $(ADD_TRITON) 2>$(GPU)/errors; then \
+	  $(GPU_PYTHON) -m pytest tests/gpu/test_build.py $(ARGS) && \
+	  OPENBLAS_NUM_THREADS=1 $(GPU_PYTHON) -m pytest -n $(JOBS) --dist worksteal tests/gpu --ignore tests/gpu/test_build.py $(ARGS); \
+	else echo "skipped: Triton could not be installed ($$(grep ERROR $(GPU)/errors | tail -n 1))"; fi
+
+# All kernels for all targets, into the package: what a release carries.
+kernels: $(GPU)/.installed
+	@$(ADD_TRITON)
+	@$(GPU_PYTHON) -m kvarn.backends.cuda.build $(ARGS)
+
+$(GPU)/.installed: $(STAMP)
+	@test -x $(GPU_PYTHON) || $(BIN)/python -m venv $(GPU)/venv
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  >"$$($(GPU_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kvarn_environment.pth"
+	@touch $@
 
 # Real clients against a real server, in environments of their own; writes docs/clients.md.
 CLIENTS := build/clients
@@ -107,5 +130,5 @@ $(STAMP): $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/kvarn/backends/cuda/binaries .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

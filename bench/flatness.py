@@ -35,7 +35,7 @@ def main() -> None:
     if len(depths) < 2:
         parser.error("a line needs two depths")
     bandwidth = Bandwidth(args.threads or default_threads())
-    llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads)
+    llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads, backend="cpu")
     points = measure(llm, Setup(args.cache, args.cache_type), depths, args.n, args.repetitions)
     line = fit(points, bandwidth.at, llm.config.n_layers, llm.config.n_heads)
     if args.out:

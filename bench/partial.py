@@ -27,7 +27,7 @@ def copy_seconds(memory: HostMemory, slots: int) -> float:
 def token_seconds(model: str) -> float:
     from kvarn import LLM, SamplingParams
 
-    llm = LLM(model, context=512, max_seqs=1)
+    llm = LLM(model, context=512, max_seqs=1, backend="cpu")
     llm.generate([[1] * 64], SamplingParams(max_tokens=1))
     start = time.perf_counter()
     llm.generate([[2] * 256], SamplingParams(max_tokens=1))

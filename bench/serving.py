@@ -20,7 +20,7 @@ def gap() -> None:
     print("chunk  longest gap ms  median gap ms  first token of the prompt ms")
     for chunk in (32, 64, 128, 256, 511):
         settings = dict(max_seqs=2, max_batch_tokens=512, chunk_while_decoding=chunk)
-        engine = LLM("smollm2", cache="paged", context=4096, **settings).engine
+        engine = LLM("smollm2", cache="paged", context=4096, backend="cpu", **settings).engine
         talking = engine.add([1] * 8, SamplingParams(max_tokens=400, ignore_eos=True), salt=b"%d" % chunk)
         for _ in range(20):
             engine.step()
@@ -57,7 +57,7 @@ def http() -> None:
         assert process.stderr is not None
         line = next(line for line in process.stderr if line.startswith("address"))
         url = line.split()[1].removesuffix("/v1")
-        llm = LLM("smollm2", cache="paged", context=512, max_seqs=BATCH, max_batch_tokens=512)
+        llm = LLM("smollm2", cache="paged", context=512, max_seqs=BATCH, max_batch_tokens=512, backend="cpu")
         rates: dict[str, list[float]] = {"offline": [], "served": []}
         for seed in range(ROUNDS + 1):
             rates["offline"].append(offline(llm, seed))

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON of this run here")
     args = parser.parse_args()
     bandwidth = Bandwidth(args.threads or default_threads())
-    llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads)
+    llm = LLM(args.model, context=32, max_seqs=1, threads=args.threads, backend="cpu")
     rows: list[dict[str, Any]] = []
     for length in numbers(args.lengths, "-l", 1):
         for batch in numbers(args.batches, "-b", 1):

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "words", "numpy"},
     "jobs": {"engine", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
-    | {"numpy", "triton"},
+    | {"numpy", "triton", "cuda"},
 }
 # Only these parts may import the native extension.
 NATIVE = {"native", "arithmetic", "text", "backends", "bench"}

@@ -12,6 +12,9 @@ if (
 ):  # as in a shell's background job: what the tests start would hear none
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# `auto` is the cpu backend in these tests, also on a machine with a device, and in the processes that they start.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
 
 if importlib.util.find_spec("triton") is None:  # `make test-gpu` has an environment with it
     collect_ignore = ["gpu"]

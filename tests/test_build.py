@@ -4,11 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from kvarn import native
+from kvarn.backends.cuda.store import TRITON
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "kvarn"
@@ -71,6 +73,19 @@ def test_only_the_metrics_import_prometheus() -> None:
     for path in SOURCE.rglob("*.py"):
         if path not in (SOURCE / "server" / "metrics.py", SOURCE / "server" / "engine_metrics.py"):
             assert not any(name.startswith("prometheus") for name in rules.imports(path)), path
+
+
+def test_only_kernels_and_their_build_import_triton() -> None:
+    """It is a build tool of 1 GB, and not needed where kvarn runs."""
+    cuda = SOURCE / "backends" / "cuda"
+    for path in SOURCE.rglob("*.py"):
+        if path != cuda / "build.py" and path.parent != cuda / "kernels":
+            assert not any(name.split(".")[0] == "triton" for name in rules.imports(path)), path
+
+
+def test_the_extra_installs_the_triton_that_kernels_are_named_by() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["cuda-build"] == [f"triton=={TRITON}; platform_system == 'Linux'"]
 
 
 @pytest.mark.parametrize("axis", ["layouts", "placements"])

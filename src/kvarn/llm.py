@@ -15,10 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
-from kvarn.backends import check_memory, open_backend
+from kvarn.backends import AUTO
 from kvarn.backends.base import Backend, Memory
+from kvarn.backends.choice import Opening
+from kvarn.backends.loaded import load
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
@@ -52,7 +54,8 @@ class LLM:
     cache                   a cache strategy; `kvarn strategies` lists them
     cache_type              number type of stored keys and values: f32, f16, bf16 or int8
     cache_layout            order of the bytes in a block; None takes the backend's
-    cache_bytes             memory for keys and values; None takes what max_seqs full contexts need
+    cache_bytes             memory for keys and values; None takes what max_seqs full contexts need, or on a
+                            device with memory of its own what is left there
     block_size              tokens per block: a power of two from 16
     window                  a token sees itself and the window - 1 tokens before it
     pinned                  the first tokens, this many, stay visible outside the window
@@ -60,8 +63,9 @@ class LLM:
                             for. With the strategies ring and sinks, how many of the last tokens are seen
     max_seqs                most sequences that are computed at the same time
     max_batch_tokens        most tokens of a step
-    threads                 threads that compute; None takes one per physical core
-    backend                 `cpu`, `reference` (NumPy, slow, the oracle), or an open Backend
+    threads                 threads that compute; None takes one per physical core. Without effect on cuda
+    backend                 `cpu`, `cuda`, `reference` (NumPy, slow, the oracle), or an open Backend. `auto` takes
+                            cuda if it can run the model, else cpu; `opened.facts` says why
     chunk_while_decoding    most prompt tokens of a step in which other sequences decode
     max_waiting             most requests in the queue
     trust_messages          recognize control tokens in the text of messages; by default they are plain text
@@ -83,7 +87,7 @@ class LLM:
         max_seqs: int = 8,
         max_batch_tokens: int = 512,
         threads: int | None = None,
-        backend: str | Backend = "cpu",
+        backend: str | Backend = AUTO,
         chunk_while_decoding: int | None = None,
         max_waiting: int | None = None,
         trust_messages: bool = False,
@@ -93,8 +97,7 @@ class LLM:
             raise KvarnError(f"model is {model!r}: give a name, a path or hf:org/repo")
         self.name = str(model)
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-        is_open = not isinstance(backend, str) and hasattr(backend, "load")
-        self.backend: Backend = backend if is_open else open_backend(str(backend), threads)  # type: ignore[assignment]
+        opening = Opening(backend, threads, progress)  # before the model is fetched, so that a wrong name shows at once
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
@@ -113,16 +116,19 @@ class LLM:
             pinned=pinned,
             cache_bytes=cache_bytes,
         )
-        planned = plan(fitted(config, self.config, self.name), self.backend.default_layout)
-        check_memory(planned, self.backend)
-        memory = self.backend.memory(planned)  # before loading the weights, so that a lack of memory shows at once
+        config = fitted(config, self.config, self.name)
+        self.opened = opening.finish(config, checkpoint)
         graph = graph_of(self.config, checkpoint.shapes)
-        self.program = self.backend.load(checkpoint, graph, max_batch_tokens, progress)
+        planned, memory, self.program = load(self.backend, checkpoint, graph, config, max_batch_tokens, progress)
         self.engine = Engine(
             self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids, self.tokenizer.vocab_size
         )
         self.runner = Runner(self.engine, self.tokenizer)
         self.trust_messages = trust_messages
+
+    @property
+    def backend(self) -> Backend:
+        return self.opened.backend
 
     @property
     def cache(self) -> KVCache:

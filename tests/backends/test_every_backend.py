@@ -1,4 +1,4 @@
-"""What every backend of the table must do, through the interface of backends/base.py alone."""
+"""What every backend of the table must do, through the interface of backends/base.py alone. tests/gpu has cuda."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import tiny_gguf
-from support.harness import bits
+from support.harness import RUNNABLE, bits
 from support.tiny_models import ARCHITECTURES, GOLDEN
 
-from kvarn.backends import BACKENDS, open_backend
+from kvarn.backends import open_backend
 from kvarn.backends.base import Backend
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import CODECS
@@ -49,7 +49,7 @@ def near(found: np.ndarray, oracle: np.ndarray) -> bool:
     return found.shape == oracle.shape and bool(np.abs(found - oracle).max() < 1e-3 * np.abs(oracle).max())
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_gives_what_the_reference_gives(architecture: str, name: str, tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "tiny.gguf", architecture)
@@ -62,7 +62,7 @@ def test_a_model_gives_what_the_reference_gives(architecture: str, name: str, tm
     assert near(ours.hidden(rows), oracle.hidden(rows))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_block_moves_from_the_reference_and_back(codec: str, name: str, tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "tiny.gguf", "llama")

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.harness import RUNNABLE
 from support.serving import tiny_model
 
 from kvarn import __version__
-from kvarn.backends import BACKENDS
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import main
@@ -28,7 +28,7 @@ def kvarn(*args: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", RUNNABLE)
 def test_strategies_prints_one_aligned_table(backend: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["strategies", "-c", "256", "-n", "200", "--backend", backend]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -100,7 +100,9 @@ WRONG = {  # what is typed: what follows `kvarn run: `
     "smolm2": "there is no model 'smolm2'; did you mean smollm2, smollm2:360m or smollm2:135m? "
     "(for a prompt of one word: -p smolm2)",
     "gpt-4o": "there is no model 'gpt-4o'; `kvarn list --all` shows the names (for a prompt of one word: -p gpt-4o)",
-    "-ngl 99 x": "there is no option -ngl: kvarn computes on the CPU; leave it out",
+    "-ngl 99 x": "there is no option -ngl: all layers are on one device: --backend cuda or cpu selects it",
+    "x --main-gpu 1": "there is no option --main-gpu: the environment variable CUDA_VISIBLE_DEVICES selects the device",
+    "x --tensor-split 1,1": "there is no option --tensor-split: kvarn computes on one device; leave it out",
     "x -fa": "there is no option -fa: there is one attention, and it needs no option; leave it out",
     "x --max-model-len=9": "there is no option --max-model-len: use -c N",
     "--chatter x": "there is no option --chatter (kvarn run --help lists the options)",

@@ -23,6 +23,8 @@ def test_the_summary_at_start_up(server: Served) -> None:
     assert len(server.summary) <= 6
     for fact in ("tiny", "paged", "bf16", "weights 1.3 MiB", "workspace ", "16,384 tokens", "2 API keys", server.url):
         assert fact in text
+    assert "\nbackend  cpu, isa " in text
+    assert " (auto: no NVIDIA device)\n" in text
 
 
 def test_read_only_endpoints(server: Served) -> None:

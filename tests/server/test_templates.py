@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_gguf
-from support.serving import MAIN, Served, serve, tiny_model
+from support.serving import MAIN, Served, read_summary, serve, tiny_model
 from support.threads import together, until
 
 from kvarn.errors import KvarnError
@@ -135,7 +135,7 @@ Prompts.plain = lambda self, prompt: time.sleep(10000)
     command = [sys.executable, "-c", stuck, "serve", "-m", str(tiny_model(tmp_path)), "--port", "0"]
     command += ["--drain-seconds", "0.2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        server = Served(process, [process.stderr.readline() for _ in range(5)])
+        server = Served(process, read_summary(process, process.stderr))
         with server.post({"prompt": "ab", "max_tokens": 2}):
             assert server.ask("/health").status == 200
             process.send_signal(signal.SIGTERM)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kvarn import native
+from kvarn.backends import BACKENDS as TABLE
 from kvarn.backends import open_backend, reference
 from kvarn.backends.base import Counters, Memory, Program
 from kvarn.backends.cpu import Cpu, program
@@ -41,6 +42,7 @@ class LacksInstructions(pytest.skip.Exception):
 
 
 Schedule = Sequence[dict[int, int]]  # per step: sequence -> new tokens
+RUNNABLE = tuple(name for name in TABLE if name != "cuda")  # those that need no device
 BACKENDS = ("reference", *native.isas())  # the native one by instruction set
 two_backends = pytest.mark.parametrize("backend", BACKENDS[:2], indirect=True)
 """The reference and the best instruction set: for what the others cannot change, as test_kernels.py shows."""

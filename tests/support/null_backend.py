@@ -57,6 +57,9 @@ class NullProgram:
 class Null:
     name, default_layout, memory_bytes = "null", "token-major", None
 
+    def room(self) -> None:
+        return None
+
     def memory(self, plan: Plan) -> NullMemory:
         return NullMemory()
 

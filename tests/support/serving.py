@@ -157,7 +157,7 @@ def serve(model: Path, *flags: str, files: int | None = None, log: Path | None =
             written = stack.enter_context(log.open())
         process = subprocess.Popen(command, stderr=errors, text=True, env=environment)
         try:
-            yield Served(process, _summary(process, process.stderr or written))
+            yield Served(process, read_summary(process, process.stderr or written))
         finally:
             process.kill()
             if process.stderr is None or process.stderr.closed:
@@ -166,7 +166,7 @@ def serve(model: Path, *flags: str, files: int | None = None, log: Path | None =
                 process.communicate()
 
 
-def _summary(process: subprocess.Popen, errors: IO[str]) -> list[str]:
+def read_summary(process: subprocess.Popen, errors: IO[str]) -> list[str]:
     lines: list[str] = []
     while not lines or not lines[-1].startswith(("address", '{"time')):
         line = errors.readline()

@@ -5,17 +5,19 @@ from importlib import import_module
 from kvarn.backends.base import Backend
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError, OutOfMemory
+from kvarn.loading.progress import Progress, quiet
 
 BACKENDS = ("cpu", "cuda", "reference")
 AUTO = "auto"  # not a backend: the first that can run the model (choice.py)
 MOST_THREADS = 1024
 
 
-def open_backend(name: str, threads: int | None = None) -> Backend:
-    """To add a backend, write a package with its name that has `open_backend(threads)`, and add it to BACKENDS."""
+def open_backend(name: str, threads: int | None = None, progress: Progress = quiet) -> Backend:
+    """To add a backend, write a package with its name that has `open_backend(threads, progress)`, and add its
+    name to BACKENDS."""
     if name not in BACKENDS:
         raise KvarnError(f"unknown backend {name!r}; there are: {', '.join(BACKENDS)}")
-    backend: Backend = import_module(f"kvarn.backends.{name}").open_backend(threads)
+    backend: Backend = import_module(f"kvarn.backends.{name}").open_backend(threads, progress)
     return backend
 
 

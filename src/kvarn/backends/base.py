@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from kvarn.arrays import Floats
 from kvarn.cache.plan import Plan
 from kvarn.cache.step import Step
+from kvarn.errors import BadArray
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
@@ -44,6 +47,14 @@ class Memory(Protocol):
 
     def write_block(self, group: int, block: int, data: bytes) -> None:
         """Store what `read_block` returned."""
+
+
+def check_rows(name: str, x: Any, wanted: tuple[int, int, int]) -> None:
+    """Refuse an array that is not what `Layers` takes."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
+        got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+        order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
+        raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
 
 
 class Layers(Protocol):
@@ -120,6 +131,9 @@ class Backend(Protocol):
     @property
     def memory_bytes(self) -> int | None:
         """Total memory of the device; None if unknown."""
+
+    def room(self) -> int | None:
+        """Bytes that a cache may take by default, beside what is loaded so far. None: what its sequences need."""
 
     def memory(self, plan: Plan) -> Memory:
         """Allocate the memory that the plan describes. Raises OutOfMemory."""

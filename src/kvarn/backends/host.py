@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from kvarn.arrays import Cells, Floats
-from kvarn.backends.base import Counters
+from kvarn.backends.base import Counters, check_rows
 from kvarn.cache.codec import Codec
 from kvarn.cache.plan import Part, Plan
 from kvarn.cache.spec import LayerSpec
@@ -147,11 +147,7 @@ class HostMemory:
     def _check(self, name: str, x: Any, heads: int, dim: int) -> None:
         if not len(self.positions):
             raise BadStep("no step was applied: prepare one and apply it first")
-        wanted = (len(self.positions), heads, dim)
-        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
-            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
-            raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
+        check_rows(name, x, (len(self.positions), heads, dim))
 
     # -- blocks as bytes -------------------------------------------------------------------------------------------
 

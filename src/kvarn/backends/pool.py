@@ -4,11 +4,10 @@ import logging
 import os
 from collections.abc import Sequence
 
-from kvarn.errors import KvarnError
+from kvarn.backends import check_threads
 from kvarn.native import Pool
 
 log = logging.getLogger("kvarn")
-MOST_THREADS = 1024
 
 
 def default_threads() -> int:
@@ -36,12 +35,7 @@ def physical_cores(cpus: Sequence[int] | set[int]) -> set[str]:
 
 
 def make_pool(threads: int | None) -> Pool:
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
-        raise KvarnError(f"{threads!r} threads; it must be a whole number")
-    if threads is not None and threads < 1:
-        raise KvarnError(f"{threads} threads; it must be at least 1")
-    if threads is not None and threads > MOST_THREADS:
-        raise KvarnError(f"{threads} threads; {MOST_THREADS} is the most")
+    check_threads(threads)
     most = processors()
     if threads is not None and threads > most:  # threads that share a processor wait for each other
         log.warning("%d threads: this process may use %d processors, so it has %d threads", threads, most, most)

@@ -17,6 +17,7 @@ class Bandwidth:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self.on_host = True  # False: the bytes are on a device, whose bandwidth is not measured
         self.measured: dict[int, float] = {}  # by bytes
 
     def at(self, nbytes: int) -> float:
@@ -24,6 +25,10 @@ class Bandwidth:
         if size not in self.measured:
             self.measured[size] = native.read_bandwidth(size, self.threads)
         return self.measured[size]
+
+    def share(self, gb_s: float, nbytes: int) -> float | None:
+        """A rate as a share of this bandwidth."""
+        return gb_s / self.at(nbytes) if self.on_host else None
 
 
 def _rounded(nbytes: int) -> int:

@@ -40,6 +40,7 @@ def run(
                 yield measure(ours, peer, case, setup, repetitions, bandwidth)
                 done += 1
             ours.close()
+            del ours  # its cache, before the next one is allocated
     progress("done", total, total)
 
 
@@ -106,5 +107,5 @@ def figures(case: Case, setup: Setup, readings: Sequence[Reading], figure: Figur
         "ms_per_step": 1000 * tokens / steps / figure.tok_s,
         "gb_s": gb_s,
         "bytes_per_token": per_token,
-        "bandwidth_share": gb_s / bandwidth.at(round(nbytes / steps)),
+        "bandwidth_share": bandwidth.share(gb_s, round(nbytes / steps)),
     }

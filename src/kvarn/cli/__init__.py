@@ -39,7 +39,7 @@ HANDLE_INTERRUPTS = {"chat", "serve", "bench serve"}  # they go on after a Ctrl-
 ALIASES = {"ls": "list", "show": "inspect"}
 DESCRIPTION = """\
 An inference engine for language models. Its KV cache is the product. It runs GGUF files and
-safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families on the CPU."""
+safetensors folders of the Llama, Qwen, Gemma 3 and Phi-3 families, on the CPU or an NVIDIA GPU."""
 EPILOG = """\
 A model is a name (smollm2), a .gguf file, a folder with safetensors files, or hf:org/repo.
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -74,35 +75,44 @@ def run(args: argparse.Namespace) -> None:
     chosen, setups = cases_of(args), setups_of(args)
     suite.check(chosen, setups, args.repetitions)
     text = None if args.file is None else flags.read_text(args.file)
-    rows: list[suite.Row] = []
-    bandwidth = Bandwidth(args.threads or default_threads())
+    measured = Measured(Bandwidth(args.threads or default_threads()))
     try:
         with ProgressLine() as line:
-            collect(rows, args, chosen, setups, bandwidth, text, line)
+            collect(measured, args, chosen, setups, text, line)
     except KeyboardInterrupt:
         end_line()
         raise Interrupted from None
     finally:  # also after Ctrl-C or a failure of the peer: show what was measured
         model = Path(args.model).name if Path(args.model).exists() else args.model
-        if rows and args.json:
-            print_json({"model": model, "rows": rows, "machine": facts(bandwidth)})
-        elif rows:
-            show(model, rows, facts(bandwidth))
+        machine = facts(measured.bandwidth)
+        if measured.rows and args.json:
+            print_json({"model": model, "rows": measured.rows, "backend": measured.backend, "machine": machine})
+        elif measured.rows:
+            show(model, measured.rows, measured.backend, machine)
+
+
+@dataclass
+class Measured:
+    bandwidth: Bandwidth
+    rows: list[suite.Row] = field(default_factory=list)
+    backend: dict[str, str] = field(default_factory=dict)  # its facts
 
 
 def collect(
-    rows: list[suite.Row],
+    measured: Measured,
     args: argparse.Namespace,
     chosen: Sequence[Case],
     setups: Sequence[Setup],
-    bandwidth: Bandwidth,
     text: str | None,
     line: ProgressLine,
 ) -> None:
-    chunk, threads = args.max_batch_tokens, bandwidth.threads
-    # The model's own cache is not used: each setup brings one.
+    chunk, bandwidth = args.max_batch_tokens, measured.bandwidth
+    # The model's own cache is not used: each setup brings one. It has the last of the types, which fewest backends
+    # have, so that `auto` chooses a backend that runs all setups.
     llm = LLM(
         args.model,
+        cache_type=max(args.cache_type, key=list(CODECS).index),
+        cache_layout=args.cache_layout,
         context=32,
         max_seqs=1,
         max_batch_tokens=chunk,
@@ -110,11 +120,12 @@ def collect(
         backend=args.backend,
         progress=line,
     )
+    measured.backend, bandwidth.on_host = llm.opened.facts, "device" not in llm.opened.facts
     tokens = None if text is None else llm.tokenizer.encode(text)
     vocabulary = llm.config.vocab_size
-    with connect(args.against, args.against_python, args.model, vocabulary, threads, chunk, chosen) as peer:
+    with connect(args.against, args.against_python, args.model, vocabulary, bandwidth.threads, chunk, chosen) as peer:
         for row in suite.run(llm, setups, chosen, args.repetitions, bandwidth, tokens, peer, line):
-            rows.append(row)  # one by one, so that an interruption loses none
+            measured.rows.append(row)  # one by one, so that an interruption loses none
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
@@ -146,9 +157,12 @@ def numbers(text: str, flag: str, least: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def show(model: str, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, object]) -> None:
+def show(
+    model: str, rows: Sequence[Mapping[str, Any]], backend: Mapping[str, str], machine: Mapping[str, object]
+) -> None:
     threads = counted(int(str(machine["threads"])), "thread")
-    print(f"{printable(model)}, {threads}, {machine['isa']}, {machine['cpu']}\n")
+    where = backend["device"] if "device" in backend else f"{threads}, {machine['isa']}, {machine['cpu']}"
+    print(f"{printable(model)}, {where}\n")
     header = ["test", "cache", "type", "depth", "batch", "tok/s", "spread", "MB/token", "GB/s", "of memory"]
     lines = [line_of(row) for row in rows]
     against = [row["against"] for row in rows if "against" in row]
@@ -174,7 +188,7 @@ def line_of(row: Mapping[str, Any]) -> list[str]:
         percent(row["spread"]) if len(row["samples"]) > 1 else "-",
         f"{row['bytes_per_token'] / 1e6:.1f}",
         f"{row['gb_s']:.1f}",
-        percent(row["bandwidth_share"]),
+        "-" if row["bandwidth_share"] is None else percent(row["bandwidth_share"]),
     ]
 
 

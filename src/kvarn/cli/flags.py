@@ -11,7 +11,7 @@ from dataclasses import fields
 from io import TextIOWrapper
 from pathlib import Path
 
-from kvarn.backends import BACKENDS
+from kvarn.backends import AUTO, BACKENDS
 from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
@@ -52,10 +52,13 @@ def add_compute_flags(parser: Flags) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="threads, at most one per processor (default: one per physical core)",
+        help="threads of the CPU, at most one per processor (default: one per physical core)",
     )
-    backend = "cpu, or reference: simple, slow NumPy code for tests (default: %(default)s)"
-    parser.add_argument("--backend", choices=BACKENDS, default="cpu", help=backend)
+    backend = (
+        "cpu; cuda: an NVIDIA GPU; reference: simple, slow NumPy code for tests; "
+        "auto: cuda if it can run the model, else cpu (default: %(default)s)"
+    )
+    parser.add_argument("--backend", choices=(AUTO, *BACKENDS), default=AUTO, help=backend)
 
 
 def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
@@ -77,7 +80,7 @@ def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache", choices=NAMES, default="auto", help="cache strategy (default: %(default)s)")
     cells = "number type of stored keys and values (default: %(default)s)"
     group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
-    budget = "memory for keys and values (default: as much as the context needs)"
+    budget = "memory for keys and values (default: what the context needs; with cuda, what the device has left)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
     add_block_flags(group)
 

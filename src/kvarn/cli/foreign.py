@@ -12,20 +12,24 @@ class Instead(NamedTuple):
     words: str
 
 
-_CPU = Instead("", "kvarn computes on the CPU; leave it out")
+_LAYERS = Instead("--backend", "all layers are on one device: --backend cuda or cpu selects it")
 _PACKED = Instead("", "kvarn packs the weights into memory when it loads a model; leave it out")
 _ATTENTION = Instead("", "there is one attention, and it needs no option; leave it out")
 _CONTEXT = Instead("-c", "use -c N")
 _CELLS = Instead("--cache-type", "use --cache-type, for keys and values together")
-_THREADS = Instead("-t", "kvarn runs on one machine; -t N sets the threads")
+_DEVICE = Instead("", "the environment variable CUDA_VISIBLE_DEVICES selects the device")
+_ONE = Instead("", "kvarn computes on one device; leave it out")
+_THREADS = Instead("-t", "kvarn computes on one device; -t N sets the threads of the CPU")
 
 FOREIGN = {
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), _CPU),
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), _LAYERS),
     **dict.fromkeys(("-fa", "--flash-attn"), _ATTENTION),
     **dict.fromkeys(("--mlock", "--mmap", "--no-mmap"), _PACKED),
     **dict.fromkeys(("--max-model-len", "--num-ctx"), _CONTEXT),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype"), _CELLS),
     **dict.fromkeys(("-tp", "--tensor-parallel-size", "--pipeline-parallel-size"), _THREADS),
+    **dict.fromkeys(("--main-gpu", "--device"), _DEVICE),
+    **dict.fromkeys(("--split-mode", "--tensor-split"), _ONE),
     "--gpu-memory-utilization": Instead("--cache-bytes", "use --cache-bytes N, as in 8G"),
     "--max-num-seqs": Instead("-np", "use -np N"),
     "--max-num-batched-tokens": Instead("-b", "use -b N"),

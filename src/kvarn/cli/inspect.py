@@ -3,7 +3,10 @@
 import argparse
 from typing import Any
 
+from kvarn.backends import AUTO
+from kvarn.backends.choice import Opening
 from kvarn.backends.cpu.program import packed_size
+from kvarn.backends.cuda.limits import weight_bytes
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import STRATEGIES
@@ -23,8 +26,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Show a model's shape, its tensors by type with their size in the file and in memory, and the size
-of the cache with every cache strategy and number type. No weights are loaded.""",
+Show a model's shape, the backend that would run it here, its tensors by type with their size in
+the file and in memory, and the size of the cache with every cache strategy and number type. No
+weights are loaded.""",
         """
 kvarn inspect
 kvarn inspect model.gguf -c 32768 --json""",
@@ -67,12 +71,21 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
         "trained_context": config.context,
         "windows": sorted({w for w in config.windows if w is not None}),
         "rope_base": config.rope.base,
+        "backend": backend_facts(checkpoint, context),
         "tensors": by_type(tensors),
         "each_tensor": tensors,
         "context": context,
         "window": args.window,
         "kv_cache": [row for name in STRATEGIES for row in kv_rows(checkpoint, name, context, args.window)],
     }
+
+
+def backend_facts(checkpoint: Checkpoint, context: int) -> dict[str, object]:
+    """The backend that `auto` opens for this model. On a device, what its weights take there, too."""
+    with ProgressLine() as line:
+        opened = Opening(AUTO, 1, line).finish(CacheConfig(checkpoint.config.layer_specs, context), checkpoint)
+    there = {"weight_bytes": weight_bytes(checkpoint)} if "device" in opened.facts else {}
+    return {**opened.facts, **there}
 
 
 def tensor_row(checkpoint: Checkpoint, info: TensorInfo) -> dict[str, object]:
@@ -122,6 +135,7 @@ def show(facts: dict[str, Any]) -> None:
     lines.append(("heads", f"{facts['heads']} query, {facts['kv_heads']} KV, of {facts['head_dim']}"))
     if facts["windows"]:
         lines.append(("windows", ", ".join(f"{window:,}" for window in facts["windows"])))
+    lines += backend_lines(facts["backend"])
     for name, value in lines:
         print(f"{name:<16} {printable(str(value))}")
     print()
@@ -132,6 +146,15 @@ def show(facts: dict[str, Any]) -> None:
     print_table(("tensors", "packed as", "count", "bytes", "packed bytes"), rows_of_types, left=2)
     print(f"\nkeys and values: bytes of a token, and of one sequence at a context of {facts['context']:,}\n")
     show_cache(facts)
+
+
+def backend_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("backend", f"{facts['name']} ({facts['chosen']})")]
+    if "device" in facts:
+        place = f"{facts['device']}, {facts['memory']}, compute {facts['compute']}, driver {facts['driver']}"
+        weights = f"{human_bytes(facts['weight_bytes'])} on the device"
+        lines += [("device", place), ("weights", weights), ("kernels", facts["kernels"]), ("exact", facts["exact"])]
+    return lines
 
 
 def show_cache(facts: dict[str, Any]) -> None:

@@ -159,6 +159,6 @@ def report(llm: LLM, job: Job, load_seconds: float, echoed: str = "") -> dict[st
             "bytes_read": counters.read,
             "bytes_copied": counters.copied,
         },
-        "backend": llm.backend.facts(),
+        "backend": llm.opened.facts,
         "kernels": dict(counters.calls),
     }

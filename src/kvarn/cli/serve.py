@@ -9,7 +9,7 @@ from pathlib import Path
 from kvarn.cli import flags
 from kvarn.cli.interrupt import end_line
 from kvarn.cli.manual import describe
-from kvarn.cli.table import human_bytes
+from kvarn.cli.table import backend_words, human_bytes
 from kvarn.errors import KvarnError, printable
 from kvarn.llm import LLM
 from kvarn.server.access import Access
@@ -182,6 +182,7 @@ def summary(llm: LLM, name: str, address: str, n_keys: int) -> dict[str, str]:
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     return {
         "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
+        "backend": backend_words(llm.opened.facts),
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {counted(held, 'token')}",
         "serving": f"{counted(plan.max_seqs, 'sequence')} at once, {counted(config.context, 'token')} each at most",
         "keys": counted(n_keys, "API key") if n_keys else "none: anybody who reaches this address may ask",

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from kvarn.arrays import Floats
-from kvarn.backends import check_memory, open_backend
+from kvarn.backends import check_memory
 from kvarn.backends.base import Backend
+from kvarn.backends.choice import Opening
+from kvarn.backends.host import memory_bytes
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import CODECS
@@ -24,6 +26,7 @@ from kvarn.cache.strategy import NAMES, STRATEGIES
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import shown
+from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.errors import KvarnError
 
@@ -103,9 +106,11 @@ def run(args: argparse.Namespace) -> None:
     flags.at_least(1, window=args.window)
     n_heads, n_kv_heads = args.heads
     spec = LayerSpec(n_heads, n_kv_heads, args.head_dim, args.head_dim)
-    backend = open_backend(args.backend, args.threads)
-    wanted = 4 * args.tokens * args.head_dim * (spec.n_heads + 2 * spec.n_kv_heads)
-    if backend.memory_bytes is not None and wanted > backend.memory_bytes:
+    asked = CacheConfig([spec], args.context, codec=args.cache_type, layout=args.cache_layout)
+    with ProgressLine() as line:
+        backend, _ = Opening(args.backend, args.threads, line).finish(asked)
+    wanted, host = 4 * args.tokens * args.head_dim * (spec.n_heads + 2 * spec.n_kv_heads), memory_bytes()
+    if host is not None and wanted > host:
         raise KvarnError(f"the random data would take {human_bytes(wanted)}: lower -n, --heads or --head-dim")
     rng = np.random.default_rng(args.seed & (1 << 64) - 1)
     q, k, v = (

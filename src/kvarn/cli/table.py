@@ -32,6 +32,13 @@ DECIMALS = {
 LEAST, MOST = 3, 6  # significant digits: of a key in DECIMALS at the least, of others
 
 
+def backend_words(facts: Mapping[str, str]) -> str:
+    """The facts of a backend in one line: 'cpu, isa amx, order tiles (auto: no NVIDIA device)'."""
+    rest = [f"{key} {value}" for key, value in facts.items() if key not in ("name", "chosen")]
+    chosen = f" ({facts['chosen']})" if "chosen" in facts else ""
+    return ", ".join((facts["name"], *rest)) + chosen
+
+
 def human_bytes(n: int) -> str:
     """1536 -> '1.5 KiB'."""
     size = float(n)

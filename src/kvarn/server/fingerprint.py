@@ -4,7 +4,7 @@
           |     |   |     |    |  the model and how it is used: files, configuration, template, windows
           |     |   |     |    version of the arithmetic (kvarn.arithmetic.VERSION)
           |     |   |     codec of the cache
-          |     |   order of sums, on backends that have more than one
+          |     |   order of sums, on backends that have more than one; `inexact`, if bits may depend on the batch
           |     backend
           version of kvarn: tokenization and sampling may change with it
 
@@ -31,7 +31,8 @@ def fingerprint_of(llm: LLM) -> str:
     digest = blake2b(repr(used).encode(), digest_size=4)
     for file in _files(llm.path):
         _add(digest, file)
-    parts = [facts["name"], facts.get("order"), plan.codec.name, f"a{arithmetic.VERSION}", digest.hexdigest()]
+    order = "inexact" if facts.get("exact") == "no" else facts.get("order")
+    parts = [facts["name"], order, plan.codec.name, f"a{arithmetic.VERSION}", digest.hexdigest()]
     return "-".join(["kvarn", __version__, *filter(None, parts)])
 
 

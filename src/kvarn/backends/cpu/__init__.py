@@ -32,6 +32,9 @@ class Cpu:
     def memory_bytes(self) -> int | None:
         return memory_bytes()
 
+    def room(self) -> None:
+        return None
+
     def memory(self, plan: Plan) -> CpuMemory:
         return CpuMemory(self.layers(plan))
 
@@ -72,5 +75,5 @@ class Cpu:
         return {"name": self.name, "isa": native.isa(), "order": native.sum_order()}
 
 
-def open_backend(threads: int | None) -> Cpu:
+def open_backend(threads: int | None, progress: Progress) -> Cpu:
     return Cpu(make_pool(threads))

@@ -1,81 +1,25 @@
 """The CUDA backend: Triton kernels compiled ahead of time, launched through NVIDIA's driver. No torch.
 
-specs      the kernels and their specialisations         kernels/   their code
-store      where binaries are found                      build      how they are compiled
-driver     NVIDIA's driver                               probe      whether there is a device
-buffers, inbox, memory, layers                           the cache on the device, and a step's integers
-weights, emit, program, timeline                         a model on the device
-limits     what it refuses                               selftest   whether its results are exact
+    specs      the kernels and their specialisations     kernels/   their code
+    store      where binaries are found                  build      how they are compiled, by workers
+    driver     NVIDIA's driver                           probe      whether there is a device
+    buffers, inbox, memory, layers                       the cache on the device, and a step's integers
+    weights, emit, program, timeline                     a model on the device
+    limits     what is refused                           selftest   whether results are exact
+
+This module, probe, limits and specs are imported on machines without a device: they import nothing large.
 """
 
 from kvarn.backends import check_threads
-from kvarn.backends.cuda.driver import Device, Driver
-from kvarn.backends.cuda.layers import CudaLayers
-from kvarn.backends.cuda.limits import refusal
-from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.base import Backend
 from kvarn.backends.cuda.probe import usable_device
-from kvarn.backends.cuda.program import CudaProgram
-from kvarn.backends.cuda.selftest import is_exact
-from kvarn.backends.cuda.specs import catalogue
-from kvarn.backends.cuda.store import Store
-from kvarn.cache.plan import Plan
-from kvarn.errors import KvarnError
-from kvarn.graph.record import Graph
-from kvarn.loading.checkpoint import Checkpoint
-from kvarn.loading.progress import Progress, quiet
-
-MARGIN = 512 << 20  # bytes that the default cache leaves free, for other programs and for larger steps
+from kvarn.loading.progress import Progress
 
 
-class Cuda:
-    name = "cuda"
-    default_layout = "head-major"
-
-    def __init__(self, driver: Device, kernels: str, exact: bool) -> None:
-        """A device whose driver has all kernels. `kernels` says where they came from."""
-        self._driver = driver
-        self._kernels = kernels
-        self._exact = exact
-
-    @property
-    def memory_bytes(self) -> int | None:
-        return self._driver.total_bytes
-
-    def room(self) -> int | None:
-        self._driver.bind()
-        return max(self._driver.free_bytes() - MARGIN, 0)
-
-    def memory(self, plan: Plan) -> CudaMemory:
-        if why := refusal(plan):
-            raise KvarnError(f"{why}, or --backend cpu")
-        return CudaMemory(self._driver, plan)
-
-    def layers(self, plan: Plan) -> CudaLayers:
-        return CudaLayers(self.memory(plan))
-
-    def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> CudaProgram:
-        self._driver.bind()
-        program = CudaProgram(self._driver, checkpoint, graph, progress)
-        program.reserve(max_tokens)
-        return program
-
-    def facts(self) -> dict[str, str]:
-        driver = self._driver
-        return {
-            "name": self.name,
-            "device": driver.name,
-            "memory": f"{driver.total_bytes / 2**30:.1f} GiB",
-            "compute": f"{driver.target // 10}.{driver.target % 10}",
-            "driver": driver.version,
-            "kernels": self._kernels,
-            "exact": "yes" if self._exact else "no",
-        }
-
-
-def open_backend(threads: int | None, progress: Progress = quiet) -> Cuda:
-    """The first device. `threads` are the host's, and nothing is computed there."""
+def open_backend(threads: int | None, progress: Progress) -> Backend:
+    """The first device. The threads of the host have no effect; a wrong number is refused all the same."""
     check_threads(threads)
     usable_device()
-    driver, store = Driver(), Store()
-    driver.load(store.find(catalogue(), driver.target, progress))
-    return Cuda(driver, store.summary, is_exact(driver))
+    from kvarn.backends.cuda.backend import on_first_device
+
+    return on_first_device(progress)

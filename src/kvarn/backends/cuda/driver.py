@@ -116,7 +116,7 @@ class Driver:
                 raise KvarnError(f"the NVIDIA driver is for CUDA {have} and kvarn needs {need}: update it")
             self._context = self._call(api.cuDevicePrimaryCtxRetain(device))
         except DeviceError as error:
-            raise KvarnError(f"the NVIDIA device does not start: {error}; `nvidia-smi` should list it") from None
+            raise KvarnError(f"the NVIDIA device does not start ({error}); `nvidia-smi` should list it") from None
         self._process = os.getpid()
         self.bind()
         self.name = self._call(api.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
@@ -247,7 +247,7 @@ class Driver:
         """The value of a call of the bindings, which return (error, value...)."""
         error, *values = result
         if error != self._api.CUresult.CUDA_SUCCESS:
-            raise DeviceError(f"{error.name}")
+            raise DeviceError(f"the GPU reports {error.name}: start kvarn again; if it comes back, please report it")
         return values[0] if len(values) == 1 else values
 
 

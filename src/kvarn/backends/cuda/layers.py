@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arrays import Floats
-from kvarn.backends.base import Counters
+from kvarn.backends.base import Counters, check_rows
 from kvarn.backends.cuda.buffers import Allocation, Rows, View
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
-from kvarn.errors import BadArray, BadStep, UnknownLayer
+from kvarn.errors import BadStep, UnknownLayer
 
 NO_ROPE = (0, 0, 0)
 
@@ -32,8 +32,8 @@ class CudaLayers:
 
     def write(self, layer: int, k: Floats, v: Floats) -> None:
         spec, frame = self._spec(layer), self._checked_frame()
-        self._check("k", k, spec.n_kv_heads, spec.k_dim)
-        self._check("v", v, spec.n_kv_heads, spec.v_dim)
+        check_rows("k", k, (frame.n_tokens, spec.n_kv_heads, spec.k_dim))
+        check_rows("v", v, (frame.n_tokens, spec.n_kv_heads, spec.v_dim))
         keys, values = self._upload(k), self._upload(v)
         views = (_view(keys, k), _view(keys, k), _view(values, v))  # there are no queries
         self._memory.store(layer, frame, (0, spec.n_kv_heads), views, (0, 0), NO_ROPE, 0.0, 0)
@@ -43,7 +43,7 @@ class CudaLayers:
 
     def attend(self, layer: int, q: Floats, scale: float | None = None) -> Floats:
         spec, frame, memory = self._spec(layer), self._checked_frame(), self._memory
-        self._check("q", q, spec.n_heads, spec.k_dim)
+        check_rows("q", q, (frame.n_tokens, spec.n_heads, spec.k_dim))
         scale = spec.k_dim**-0.5 if scale is None else scale
         given, queries = self._upload(q), Allocation(memory.driver, q.nbytes)
         memory.store(layer, frame, (spec.n_heads, 0), (_view(given, q),) * 3, (0, 0), NO_ROPE, 0.0, queries.address)
@@ -80,14 +80,6 @@ class CudaLayers:
         memory = Allocation(self._memory.driver, x.nbytes)
         self._memory.driver.upload(memory.address, x)
         return memory
-
-    def _check(self, name: str, x: Any, heads: int, dim: int) -> None:
-        assert self._frame is not None
-        wanted = (self._frame.n_tokens, heads, dim)
-        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != wanted or not x.flags.c_contiguous:
-            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            order = ", not contiguous" if isinstance(x, np.ndarray) and not x.flags.c_contiguous else ""
-            raise BadArray(f"{name} is {got}{order}; this step takes contiguous float32 {wanted}")
 
 
 def _view(memory: Allocation, x: Floats) -> View:

@@ -8,9 +8,9 @@ from math import prod
 
 from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPES
 from kvarn.cache.plan import Plan
+from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.encodings import TensorInfo
-from kvarn.words import one_of
 
 CODECS = tuple(TYPES)
 LAYOUTS = ("token-major", "head-major", "repeated")  # those that store the numbers of a row side by side
@@ -23,9 +23,9 @@ def refusal(plan: Plan) -> str | None:
     """Why the backend cannot have this cache."""
     codec, layout = plan.codec.name, plan.layout.name
     if codec not in CODECS:
-        return f"the cuda backend has no {codec} cells yet: use --cache-type {one_of(CODECS)}"
+        return f"the cuda backend has no {codec} cells yet (it has {', '.join(CODECS)})"
     if layout not in LAYOUTS:
-        return f"the cuda backend does not have the {layout} layout: use --cache-layout {one_of(LAYOUTS)}"
+        return f"the cuda backend does not have the {layout} layout (it has {', '.join(LAYOUTS)})"
     for spec in (group.config.spec for group in plan.groups):
         if spec.k_dim != spec.v_dim:
             return f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cuda backend wants them equal"
@@ -34,6 +34,12 @@ def refusal(plan: Plan) -> str | None:
         if spec.k_dim % HEAD_MULTIPLE:
             return f"heads of {spec.k_dim} numbers: the cuda backend has kernels for multiples of {HEAD_MULTIPLE}"
     return None
+
+
+def require(plan: Plan) -> None:
+    """Raise, if the backend cannot have this cache."""
+    if why := refusal(plan):
+        raise KvarnError(f"{why}; use --backend cpu")
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:

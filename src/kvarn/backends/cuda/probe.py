@@ -34,7 +34,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A device may be there and not usable; `obstacle` then says why."""
+    """A device may be there and not usable. Without a device there is always an obstacle."""
 
     device: Device | None = None
     obstacle: str = ""  # why the cuda backend cannot run here; empty if nothing stands in its way
@@ -117,7 +117,7 @@ def _first_device(driver: Any) -> Device | None:
         target=10 * major + minor,
         driver=shown,
         total_bytes=total.value,
-        free_bytes=total.value if free is None else free,
+        free_bytes=total.value if free is None else min(free, total.value),  # a part of a device may be all we see
     )
 
 

@@ -197,9 +197,10 @@ def edit() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4), convert("f16"), convert("bf16")]
+    found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4)]
     for kind in TYPES:
-        found += [embed(kind), norm(kind), rotate(kind), gate("silu", kind), gate("gelu", kind)]
+        found += [embed(kind), norm(kind), rotate(kind), convert(kind)]
+        found += [gate("silu", kind), gate("gelu", kind)]
         found += [linear(kind, rows) for rows in ROW_TILES]
         found += [make(kind, dim) for dim in HEAD_DIMS for make in (decode, prefill)]
     return tuple(dict.fromkeys(found))

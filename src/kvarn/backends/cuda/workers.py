@@ -74,13 +74,16 @@ class _Worker:
             try:
                 kernel, target = waiting.get_nowait()
             except queue.Empty:
-                return
+                break
             ready.put((kernel, target, self._ask(kernel, target)))
+        self._end()
 
     def stop(self) -> None:
+        """From another thread. The worker's own thread then reads the end of its output, and cleans up."""
         with self._lock:
             self.stopped = True
-            self._end()
+            if self._process is not None:
+                self._process.kill()
 
     def _ask(self, kernel: Kernel, target: int) -> Binary | str:
         try:
@@ -91,8 +94,7 @@ class _Worker:
             process.stdin.flush()
             answer: Binary | str = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
-            with self._lock:
-                status = self._end()
+            status = self._end()
             lines = self.errors.read_text(errors="replace").split("\n") if self.errors.exists() else []
             said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
             return f"its process ended with status {status}: {printable(said, 200)}"
@@ -119,9 +121,10 @@ class _Worker:
         }
 
     def _end(self) -> int | None:
-        if self._process is None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
             return None
-        process, self._process = self._process, None
         process.kill()
         for stream in (process.stdin, process.stdout):
             if stream is not None:

@@ -39,6 +39,9 @@ class Reference:
     def memory_bytes(self) -> int | None:
         return memory_bytes()
 
+    def room(self) -> None:
+        return None
+
     def memory(self, plan: Plan) -> HostMemory:
         return HostMemory(plan, self.kernels, allocate)
 
@@ -51,7 +54,7 @@ class Reference:
         return {"name": self.name}
 
 
-def open_backend(threads: int | None) -> Reference:
+def open_backend(threads: int | None, progress: Progress) -> Reference:
     return Reference(make_pool(threads))
 
 

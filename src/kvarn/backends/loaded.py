@@ -1,0 +1,34 @@
+"""A model and its cache on a backend, in the order in which a lack of memory shows first.
+
+A cache whose size is known is allocated before the weights are loaded. On a device whose cache takes what
+is left, the weights come first.
+"""
+
+from typing import NamedTuple
+
+from kvarn.backends import check_memory
+from kvarn.backends.base import Backend, Memory, Program
+from kvarn.cache.plan import CacheConfig, Plan, plan
+from kvarn.cache.room import plan_into
+from kvarn.graph.record import Graph
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress
+
+
+class Loaded(NamedTuple):
+    plan: Plan
+    memory: Memory
+    program: Program
+
+
+def load(
+    backend: Backend, checkpoint: Checkpoint, graph: Graph, config: CacheConfig, max_tokens: int, progress: Progress
+) -> Loaded:
+    planned = plan(config, backend.default_layout)  # wrong settings fail before anything is loaded
+    if config.cache_bytes is None and backend.room() is not None:
+        program = backend.load(checkpoint, graph, max_tokens, progress)
+        planned = plan_into(backend.room() or 0, config, backend.default_layout)
+        return Loaded(planned, backend.memory(planned), program)
+    check_memory(planned, backend)
+    memory = backend.memory(planned)
+    return Loaded(planned, memory, backend.load(checkpoint, graph, max_tokens, progress))
