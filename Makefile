@@ -12,7 +12,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test smoke test-gpu kernels test-clients check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
+.PHONY: run test smoke test-gpu kernels gpu-proof test-clients check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -42,6 +42,10 @@ test-gpu: $(GPU)/.installed
 kernels: $(GPU)/.installed
 	@$(ADD_TRITON)
 	@$(GPU_PYTHON) -m kvarn.backends.cuda.build $(ARGS)
+
+# On a machine with a GPU: every kernel, bits, a real model and memory; writes bench/results/gpu-proof.json.
+gpu-proof: $(STAMP)
+	@$(BIN)/python bench/gpu_proof.py $(ARGS)
 
 $(GPU)/.installed: $(STAMP)
 	@test -x $(GPU_PYTHON) || $(BIN)/python -m venv $(GPU)/venv

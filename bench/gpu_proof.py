@@ -56,7 +56,7 @@ def facts(site: Site, command: list[str]) -> dict[str, Any]:
         "device": site.backend.facts(),
         "kvarn": version("kvarn"),
         "commit": commit(),
-        "command": shlex.join(["python", "bench/gpu_proof.py", *command[1:]]),
+        "command": shlex.join(["python", "bench/gpu_proof.py", *(Path(word).name for word in command[1:])]),
         "size": site.size,
         "python": platform.python_version(),
         "machine": platform.machine(),

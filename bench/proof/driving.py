@@ -11,7 +11,7 @@ import numpy as np
 from gpu.support.launching import as_stored
 from numpy.typing import NDArray
 
-from kvarn.backends.cuda import Cuda
+from kvarn.backends.cuda.backend import Cuda
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache

@@ -23,7 +23,7 @@ from proof.site import Site
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden" / "smollm2-f32.json"
 LEAD = 0.1  # nats: where llama.cpp prefers its token by more, ours must be the same
 LOGITS = 2e-2  # largest difference of logits, relative to the largest logit
-PERPLEXITY = 5e-3  # relative difference
+PERPLEXITY = 1e-2  # relative difference; the cpu backend rounds the inputs of quantized matrices
 WINDOW = 512
 CHARACTERS = 400_000  # of the text that is read
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvarn.backends.cuda import Cuda, open_backend
+from kvarn.backends.cuda.backend import Cuda, on_first_device
 from kvarn.backends.cuda.driver import Device
+from kvarn.loading.progress import quiet
 
 T = TypeVar("T")
 SIZES = ("full", "quick", "tiny", "smallest")
@@ -54,5 +55,5 @@ def open_site(interpret: bool, quick: bool, model: Path | None, text: Path | Non
 
         backend, size = Cuda(InterpretingDriver(total_bytes=1 << 31), "interpreted", True), SIZES[2 + quick]
     else:
-        backend, size = open_backend(None), SIZES[quick]
+        backend, size = on_first_device(quiet), SIZES[quick]
     return Site(backend, size, time.monotonic() - began, model, text)
