@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gpu.support.driving import Driven, Floats, same_bits, workload
 from gpu.support.launching import FORMS, Board
+from gpu.support.models import Batch, Loaded, text
 from support.tiny_models import ARCHITECTURES
 
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from proof.conformance import gqa
-from proof.driving import Driven, Floats, same_bits, workload
-from proof.models import TYPES, Batch, Loaded, text, write
+from proof.models import TYPES, write
 from proof.report import Check, Report
 from proof.requests import under_pressure
 from proof.site import Site
@@ -98,7 +99,7 @@ def _caches(site: Site, every: bool) -> list[dict[str, Any]]:
 def _chunks_and_caches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
     """All logits of a text, in chunks and in every cache."""
     n = site.pick(600, 290, 30, 12)
-    tokens = text(site, n)
+    tokens = text(n)
     expected = loaded.logits(tokens, n, codec=codec)
     check.case(bool(np.isfinite(expected).all()), "a logit is not finite")
     chunks: Sequence[int] = site.pick((1, 7, 64, 512), (7, 64), (7,), (5,))
@@ -116,7 +117,7 @@ def _batches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
     lengths = site.random(31).integers(1, site.pick(600, 280, 20, 6), max(sizes)).tolist()
     lengths[0] = site.pick(560, 270, 18, 5)
     n_new, context = 3, max(lengths) + 8
-    texts = [text(site, length + n_new, seed) for seed, length in enumerate(lengths)]
+    texts = [text(length + n_new, seed) for seed, length in enumerate(lengths)]
     alone = []
     for tokens in texts[: min(max(sizes), site.pick(12, 4, 3))]:
         alone.append(loaded.logits(tokens, len(tokens), len(tokens) - n_new - 1, codec=codec))

@@ -1,12 +1,12 @@
 """Attention against dense attention in float64: strategies x cell types x specs x block sizes and layouts."""
 
 import numpy as np
+from gpu.support.driving import Driven, Inputs, Key, Oracle, Schedule, rows_to_check, workload
 
 from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.errors import KvarnError
-from proof.driving import Driven, Inputs, Key, Oracle, Schedule, rows_to_check, workload
 from proof.report import Check, Report
 from proof.site import Site
 

@@ -4,13 +4,13 @@ import gc
 from dataclasses import replace
 
 import numpy as np
+from gpu.support.driving import Driven, Oracle, workload
 
 from kvarn.backends import check_memory
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.errors import KvarnError, OutOfMemory
 from proof.conformance import LIMITS, gqa
-from proof.driving import Driven, Oracle, workload
 from proof.report import Check, Report
 from proof.site import Site
 

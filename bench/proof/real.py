@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu.support.models import Floats, Loaded
 
 from kvarn.backends import open_backend
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.scoring import perplexity
 from kvarn.text.tokenizer import Tokenizer
-from proof.models import Floats, Loaded
 from proof.report import Check, Report
 from proof.site import Site
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from gpu.support.models import Loaded, text
+
 from kvarn.cache.plan import Plan
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.request import Request
-from proof.models import Loaded, text
 from proof.report import Check
 from proof.site import Site
 
@@ -48,10 +49,10 @@ def tight(one: Plan) -> int:
 def requests(site: Site, n: int, longest: int, answer: int) -> list[Asked]:
     """Prompts that begin as others do. Every third has two samples that are drawn."""
     random = site.random(41)
-    starts = [text(site, longest, seed) for seed in (50, 51)]
+    starts = [text(longest, seed) for seed in (50, 51)]
     asked = []
     for i in range(n):
-        prompt = [*starts[i % 2][: random.integers(longest // 2, longest - 5)], *text(site, 5, 60 + i)]
+        prompt = [*starts[i % 2][: random.integers(longest // 2, longest - 5)], *text(5, 60 + i)]
         drawn: dict[str, Any] = dict(temperature=0.9, seed=i, n=2) if i % 3 == 1 else {}
         asked.append((prompt, SamplingParams(max_tokens=answer, logprobs=2, ignore_eos=True, **drawn)))
     return asked

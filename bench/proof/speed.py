@@ -2,7 +2,9 @@
 
 import time
 
-from proof.models import Batch, Loaded, text, write
+from gpu.support.models import Batch, Loaded, text
+
+from proof.models import write
 from proof.report import Report
 from proof.site import Site
 
@@ -15,7 +17,7 @@ def run(site: Site, report: Report) -> None:
         with report.check(f"decode, batch {batch}, depth {depth}") as check:
             running = Batch(loaded, depth + n_new + 8, batch, max_chunk=depth)
             for seq in range(batch):
-                running.step({seq: text(site, depth, seq)})
+                running.step({seq: text(depth, seq)})
             for _ in range(2):  # warm
                 running.step({seq: [1] for seq in range(batch)})
             began = time.monotonic()
@@ -31,7 +33,7 @@ def run(site: Site, report: Report) -> None:
             for seq in range(4):
                 running = Batch(loaded, n + 1, 1, max_chunk=n)
                 began = time.monotonic()
-                running.step({0: text(site, n, seq)})
+                running.step({0: text(n, seq)})
                 times.append(time.monotonic() - began)
             check.case(min(times) > 0, "no time passed")
             check.number("tokens/s", round(n / min(times), 1))
