@@ -13,9 +13,10 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from kvarn import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))  # tiny models, launches and oracles
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 def facts(site: Site, command: list[str]) -> dict[str, Any]:
     return {
         "device": site.backend.facts(),
-        "kvarn": version("kvarn"),
+        "kvarn": __version__,
         "commit": commit(),
         "command": shlex.join(["python", "bench/gpu_proof.py", *(Path(word).name for word in command[1:])]),
         "size": site.size,

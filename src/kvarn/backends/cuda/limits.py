@@ -15,7 +15,7 @@ from kvarn.loading.encodings import TensorInfo
 CODECS = tuple(TYPES)
 LAYOUTS = ("token-major", "head-major", "repeated")  # those that store the numbers of a row side by side
 STORED = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number of a matrix that keeps its type
-WIDENED = 2  # of all other matrices: they become bf16
+WIDENED = 2  # of all other matrices: they become f16
 VECTOR = 4  # of norms and biases: they become f32
 
 

@@ -1,9 +1,10 @@
 """Weights on the device.
 
-Matrices keep the type of their file if it is F32, F16 or BF16; every other type is widened to bf16. The
-matrices that read one input lie one after another, so that one product computes them all. Rows are padded
-to a multiple of DEPTH numbers and matrices to a multiple of COLUMNS rows, with zeros, so a kernel reads
-whole tiles. Vectors (norms and biases) are f32.
+Matrices keep the type of their file if it is F32, F16 or BF16. Every other type is widened to f16, which
+rounds a quantized weight eight times finer than bf16. The matrices that read one input lie one after
+another, so that one product computes them all. Rows are padded to a multiple of DEPTH numbers and
+matrices to a multiple of COLUMNS rows, with zeros, so a kernel reads whole tiles. Vectors (norms and
+biases) are f32.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ CHUNK = 64 << 20  # bytes of f32 that are widened at a time
 
 def form_of(stored: str) -> str:
     """The form in which a matrix of this stored type is multiplied."""
-    return AS_STORED.get(stored, "bf16")
+    return AS_STORED.get(stored, "f16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +113,14 @@ class Weights:
             if stored.type in AS_STORED:
                 yield np.ascontiguousarray(rows).view(np.uint32 if form == "f32" else np.uint16)
             else:
-                yield _bf16(dequantize(rows, stored.type, (len(rows), width)))
+                yield _f16(dequantize(rows, stored.type, (len(rows), width)))
 
     def _loaded(self, *names: str) -> None:
         self._seen.update(names)
         self._progress("loading", len(self._seen), self._n_tensors)
 
 
-def _bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _f16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     out = np.empty(x.shape, np.uint16)
-    native.encode_bf16(np.ascontiguousarray(x), out)
+    native.encode_f16(np.ascontiguousarray(x), out)
     return out
