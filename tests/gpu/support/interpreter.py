@@ -6,6 +6,7 @@ NaN (or -1). Bytes around each allocation are checked when it is released.
 
 import ctypes
 import itertools
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -111,6 +112,7 @@ class InterpretingDriver(RecordingDriver):
         tensors = function.tensors(args) | function.constants
         self.builder.memory = self
         self.builder.set_grid_dim(*grid)
-        with np.errstate(all="ignore"):  # lanes that no one stores may compute anything
+        with np.errstate(all="ignore"), warnings.catch_warnings():  # lanes that no one stores may compute anything
+            warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
             for self.builder.grid_idx in itertools.product(*map(range, grid)):
                 function.code(**tensors)

@@ -1,0 +1,160 @@
+"""The kernels `prefill`, `decode` and `reduce` through the real bookkeeping, against dense attention in float64.
+
+The cells are NaN at the start, and blocks of several sequences lie between one another.
+"""
+
+import numpy as np
+import pytest
+from gpu.support.driving import Driven, Inputs, Key, Oracle, Schedule, same_bits, workload
+
+from kvarn.cache.plan import CacheConfig
+from kvarn.cache.spec import LayerSpec
+
+LIMITS = {"f32": 5e-7, "f16": 3e-4, "bf16": 2.5e-3}  # of an error, relative to the largest value
+RAGGED: Schedule = [{0: 5, 1: 1}, {0: 1, 1: 17, 2: 1}, {0: 2, 1: 1, 2: 1}]
+
+
+def spec(n_heads: int, n_kv_heads: int, dim: int, window: int | None = None, pinned: int = 0) -> LayerSpec:
+    return LayerSpec(n_heads, n_kv_heads, dim, dim, window, pinned)
+
+
+def settings(layer: LayerSpec, codec: str = "bf16", **more) -> CacheConfig:
+    given = dict(context=64, strategy="paged", block_size=16, max_seqs=3, max_chunk=64) | more
+    return CacheConfig([layer], codec=codec, window=layer.window, pinned=layer.pinned, **given)
+
+
+def check(driven: Driven, found: dict[Key, np.ndarray], data: dict[Key, Inputs], first: int = 0) -> None:
+    """All rows that were computed. They are the last ones of each sequence, from position `first` on."""
+    codec = driven.plan.codec.name
+    for key, x in data.items():
+        effective = driven.plan.groups[driven.plan.group_of(key[1])].config.spec
+        expected = Oracle().rows(key, x, effective, codec, range(first, len(x.q)))
+        assert np.isfinite(found[key]).all(), key
+        assert np.abs(found[key] - expected).max() < LIMITS[codec] * np.abs(x.v).max(), key
+
+
+def run(cuda, config: CacheConfig, schedule: Schedule = RAGGED) -> dict[Key, np.ndarray]:
+    driven, data = Driven(cuda, config), workload(config.layers, schedule)
+    found = driven.run(schedule, data)
+    check(driven, found, data)
+    return found
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16, 17, 20])
+def test_query_heads_per_kv_head(cuda, group: int) -> None:
+    """More than 16 take two programs of `decode`."""
+    run(cuda, settings(spec(2 * group, 2, 16)))
+
+
+@pytest.mark.parametrize("codec", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dim", [8, 40, 64, 96, 128, 256])
+def test_sizes_of_heads(cuda, dim: int, codec: str) -> None:
+    run(cuda, settings(spec(2, 1, dim), codec), [{0: 3}, {0: 1, 1: 18}, {0: 1, 1: 1}])
+
+
+_first: dict[str, dict[Key, np.ndarray]] = {}  # what the first test below computed
+
+
+@pytest.mark.parametrize("strategy", ["contiguous", "head-major", "repeated", "ring", "sliding", "sinks", "paged"])
+@pytest.mark.parametrize("block_size", [None, 16, 32, 64])
+def test_strategies_and_blocks(cuda, strategy: str, block_size: int | None) -> None:
+    """Windows that pass the edges of blocks, and pinned tokens."""
+    config = settings(spec(4, 2, 8, window=20, pinned=3), strategy=strategy, block_size=block_size)
+    schedule: Schedule = [{0: 30, 1: 1}, {0: 1, 1: 5}, {0: 14, 1: 1}, {0: 1}, {0: 9, 1: 21}]
+    found = run(cuda, config, schedule)
+    assert _first.setdefault("found", found).keys() == found.keys()
+    assert all(same_bits(found[key], _first["found"][key]) for key in found), "a cache like the first one"
+
+
+@pytest.mark.parametrize("layout", ["token-major", "head-major", "repeated"])
+@pytest.mark.parametrize("codec", ["f32", "f16", "bf16"])
+def test_layouts(cuda, layout: str, codec: str) -> None:
+    run(cuda, settings(spec(6, 2, 24), codec, layout=layout, strategy="contiguous"))
+
+
+@pytest.mark.parametrize(
+    ("window", "pinned"),
+    [(None, 0), (1, 0), (40, 0), (300, 0), (40, 4), (300, 4), (40, 261), (10, 300), (None, 4), (256, 256)],
+)
+def test_splits(cuda, window: int | None, pinned: int) -> None:
+    """Sequences of three splits. Some see nothing of the first or of the second one, and one is short."""
+    layer = spec(2, 1, 8, window, pinned)
+    driven = Driven(cuda, settings(layer, context=600, max_chunk=600, block_size=64))
+    data = workload([layer], [{0: 530, 1: 9}])
+    driven.step({0: 509}, data, attend=False)
+    schedule: Schedule = [{0: 3, 1: 4}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 14, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}]
+    parts = [driven.step(batch, data) for batch in schedule]
+    found = {key: np.concatenate([each[key] for each in parts]) for key in data}
+    check(driven, {(1, 0): found[1, 0]}, {(1, 0): data[1, 0]})
+    check(driven, {(0, 0): found[0, 0]}, {(0, 0): data[0, 0]}, first=509)
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [None, 50])
+def test_single_tokens_have_the_bits_of_a_run(cuda, codec: str, window: int | None) -> None:
+    """At the edges of tiles, splits and windows."""
+    layer = spec(4, 2, 16, window)
+    data = workload([layer], [{0: 260}])
+    config = settings(layer, codec, context=320, max_chunk=320)
+    whole = Driven(cuda, config).run([{0: 260}], data)[0, 0]
+    for start in (31, 127, 255):
+        driven = Driven(cuda, config)
+        driven.step({0: start}, data, attend=False)
+        for pos in range(start, start + 3):
+            assert same_bits(driven.step({0: 1}, data)[0, 0], whole[pos : pos + 1]), pos
+
+
+def test_hybrid_layers(cuda) -> None:
+    layers = [spec(4, 2, 8, window=10), spec(4, 2, 8), spec(4, 2, 8, window=10)]
+    config = CacheConfig(layers, 64, "paged", "bf16", block_size=16, max_seqs=3, max_chunk=64)
+    run(cuda, config, [{0: 30, 1: 1}, {0: 1, 1: 5}, {0: 1, 1: 1}])
+
+
+def test_the_scale_is_the_callers(cuda) -> None:
+    layer = spec(2, 1, 8)
+    driven = Driven(cuda, settings(layer))
+    data = workload([layer], [{0: 20}])[0, 0]
+    driven.step({0: 20}, {(0, 0): data}, attend=False)
+    flat = driven.layers.attend(0, data.q, 0.0)
+    means = np.cumsum(data.v.repeat(2, 1).astype(np.float64), 0) / np.arange(1, 21)[:, None, None]
+    assert np.abs(flat - means).max() < 0.01
+
+
+class TestUnseen:
+    """What a row may not see has no effect on it, whatever it is."""
+
+    @pytest.mark.parametrize("codec", ["f32", "bf16"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("where", ["k", "v"])
+    def test_of_later_tokens(self, cuda, codec: str, value: float, where: str) -> None:
+        layer = spec(4, 2, 8)
+        data = workload([layer], [{0: 12}])
+        clean = Driven(cuda, settings(layer, codec)).run([{0: 12}], data)[0, 0]
+        getattr(data[0, 0], where)[7, :, 3] = value
+        for schedule in ([{0: 12}], [{0: 6}, *[{0: 1}] * 6]):
+            found = Driven(cuda, settings(layer, codec)).run(schedule, data)[0, 0]
+            assert same_bits(found[:7], clean[:7]), schedule
+        if where == "v" or np.isnan(value):
+            assert not np.isfinite(found[7:, :, 3]).any(), "who sees it is not finite"
+
+    @pytest.mark.parametrize("where", ["k", "v"])
+    def test_of_tokens_below_the_window(self, cuda, where: str) -> None:
+        layer = spec(4, 2, 8, window=4, pinned=1)
+        data = workload([layer], [{0: 24}])
+        clean = Driven(cuda, settings(layer)).run([{0: 24}], data)[0, 0]
+        getattr(data[0, 0], where)[7] = np.nan
+        for schedule in ([{0: 24}], [{0: 6}, *[{0: 1}] * 8, {0: 10}]):
+            found = Driven(cuda, settings(layer)).run(schedule, data)[0, 0]
+            assert same_bits(found[:7], clean[:7])
+            assert same_bits(found[11:], clean[11:])
+            assert np.isnan(found[7:11]).all()
+
+    def test_of_other_sequences(self, cuda) -> None:
+        layer = spec(4, 2, 8)
+        data = workload([layer], RAGGED)
+        clean = Driven(cuda, settings(layer)).run(RAGGED, data)
+        for array in (data[1, 0].q, data[1, 0].k, data[1, 0].v):
+            array[...] = np.nan
+        found = Driven(cuda, settings(layer)).run(RAGGED, data)
+        assert all(same_bits(found[seq, 0], clean[seq, 0]) for seq in (0, 2))
+        assert np.isnan(found[1, 0]).all()
