@@ -67,7 +67,7 @@ def _refusals(site: Site, check: Check) -> None:
     large = plan(replace(config, max_seqs=max(2 * total // one, 2)), "head-major")
     for what, refuse, words in (
         ("more than there is", lambda: check_memory(large, site.backend), "lower the context"),
-        ("an allocation that fails", lambda: site.backend.memory(large), "" if site.interpreted else "GiB free"),
+        ("an allocation that fails", lambda: site.backend.memory(large), "" if site.interpreted else "MiB free"),
     ):
         try:
             refuse()
