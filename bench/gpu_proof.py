@@ -13,7 +13,6 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))  # tiny models, launches and oracles
 from proof.report import Report  # noqa: E402
 from proof.site import Site, open_site  # noqa: E402
 
+from kvarn import __version__  # noqa: E402
 from kvarn.errors import KvarnError  # noqa: E402
 
 SECTIONS = ("selftest", "kernels", "conformance", "bits", "memory", "real", "speed")
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 def facts(site: Site, command: list[str]) -> dict[str, Any]:
     return {
         "device": site.backend.facts(),
-        "kvarn": version("kvarn"),
+        "kvarn": __version__,
         "commit": commit(),
         "command": shlex.join(["python", "bench/gpu_proof.py", *(Path(word).name for word in command[1:])]),
         "size": site.size,
