@@ -98,7 +98,7 @@ def test_the_decision() -> None:
     assert choose("no int8 cells", fits) == Choice("cpu", "no int8 cells", quiet=False)
     assert choose(None, replace(fits, free_bytes=15 * GIB + BESIDE)).name == "cuda"
     assert choose(None, replace(fits, free_bytes=15 * GIB + BESIDE - 1)) == Choice(
-        "cpu", "the weights need 15.0 GiB and 1.0 GiB beside them, and NVIDIA H200 has 16.0 GiB free", quiet=False
+        "cpu", "the weights need 15.0 GiB and 2.0 GiB beside them, and NVIDIA H200 has 17.0 GiB free", quiet=False
     )
 
 
@@ -192,7 +192,7 @@ def test_auto_says_once_why_a_device_is_not_used(
     with pytest.raises(KvarnError, match="no kernels for compute capability"):
         LLM(model, context=64, backend="cuda")
     install(monkeypatch, full, FakeCuda(free=GIB))
-    with pytest.raises(OutOfMemory, match=r"has 1\.0 GiB free: use a smaller model, or --backend cpu"):
+    with pytest.raises(OutOfMemory, match=r"has 2\.0 GiB free: use a smaller model, or --backend cpu"):
         LLM(model, context=64, backend="cuda")
 
 

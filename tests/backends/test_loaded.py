@@ -82,7 +82,7 @@ def test_a_given_size_is_allocated_before_the_weights(model: Path) -> None:
     llm = LLM(model, context=256, cache="paged", cache_bytes=1 << 20, backend=backend)
     assert backend.events == [f"memory {llm.cache.plan.nbytes}", "load"]
     assert llm.cache.plan.nbytes <= 1 << 20
-    with pytest.raises(OutOfMemory, match=r"and NVIDIA H200 has 140\.0 GiB of memory"):
+    with pytest.raises(OutOfMemory, match=r"1026\.0 GiB beside them, and NVIDIA H200 has 131\.0 GiB free"):
         LLM(model, context=256, cache="paged", cache_bytes=1 << 40, backend=backend)
 
 

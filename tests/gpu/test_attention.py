@@ -169,3 +169,15 @@ class TestUnseen:
         found = Driven(cuda, settings(layer)).run(RAGGED, data)
         assert all(same_bits(found[seq, 0], clean[seq, 0]) for seq in (0, 2))
         assert np.isnan(found[1, 0]).all()
+
+
+@pytest.mark.parametrize(("bad", "window", "length"), [(256, None, 257), (255, 20, 275)])
+def test_a_split_in_which_every_score_is_nan(cuda, bad: int, window: int | None, length: int) -> None:
+    """The last row sees one key of its split, or of the split before, and that one is NaN."""
+    layer = spec(2, 1, 8, window=window)
+    data = workload([layer], [{0: length}])
+    data[0, 0].k[bad] = np.nan
+    for schedule in ([{0: length}], [{0: length - 1}, {0: 1}]):
+        found = Driven(cuda, settings(layer, context=512, max_chunk=512)).run(schedule, data)[0, 0]
+        assert np.isnan(found[-1]).all()
+        assert np.isfinite(found[:bad]).all()

@@ -71,6 +71,23 @@ class TestInbox:
             assert list(zip(read(frame.runs, frame.n_runs), read(frame.counts, frame.n_runs), strict=True)) == runs
             assert read(frame.groups[0].cells, n) == step.groups[0].cells
 
+    @pytest.mark.parametrize("what", ["allocate", "pinned"])
+    def test_it_works_after_a_lack_of_memory(self, driver, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = planned()
+        box = Inbox(driver, made)
+        first, second = steps(made, [{0: 3}, {0: 40}])
+        box.send(first, [1] * 3, [2])
+
+        def full(nbytes: int) -> int:
+            raise OutOfMemory("the device is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, what, full)
+            with pytest.raises(OutOfMemory):
+                box.send(second, [2] * 40, [0])
+        frame = box.send(second, [2] * 40, [0])
+        assert driver.view(frame.tokens, (40,), np.int32).tolist() == [2] * 40
+
     @pytest.mark.parametrize("sizes", [[1, 2, 3, 5, 7, 64], [64, 1, 63], [13, 14, 15, 16, 17]])
     def test_addresses_are_aligned_whatever_the_size(self, sizes: list[int]) -> None:
         driver, made = RecordingDriver(), planned(context=256, max_seqs=8, max_chunk=64)

@@ -126,6 +126,7 @@ def test_sequences_together_have_the_bits_that_they_have_alone(loaded: Loaded) -
         ([1, 2, 259], [0], "a token is outside of the vocabulary, 0 to 258"),
         ([1, 2, 3], [3], "a wanted row is outside of the step, 0 to 2"),
         ([1, 2, 3], [-1], "a wanted row is outside of the step, 0 to 2"),
+        ([1, 2, 3], [0, 0, 1, 2], "4 rows of a step of 3 tokens are wanted"),
     ],
 )
 def test_wrong_numbers_are_refused(loaded: Loaded, tokens: list[int], wanted: list[int], words: str) -> None:
@@ -158,12 +159,36 @@ def test_times(loaded: Loaded) -> None:
 
 
 def test_some_steps_are_timed_without_a_trace(loaded: Loaded) -> None:
-    """The time of one step of SAMPLED counts for all of them."""
+    """The first one counts once, and a later one for all steps since the last that was timed."""
+    batch = Batch(loaded, SAMPLED + 8, 1)
+    batch.step({0: TOKENS[:5]})
+    for _ in range(SAMPLED):
+        batch.step({0: [1]})
+    assert loaded.program.timings() == []
+    assert batch.memory.counters.seconds == {"prefill": 1e-3, "decode": pytest.approx(SAMPLED * 1e-3)}
+
+
+def test_a_trace_has_the_steps_that_were_traced(loaded: Loaded) -> None:
     batch = Batch(loaded, 64, 1)
     batch.step({0: TOKENS[:5]})
+    loaded.program.trace(True)
     batch.step({0: [1]})
-    assert loaded.program.timings() == []
-    assert batch.memory.counters.seconds == {"prefill": SAMPLED * 1e-3}
+    loaded.program.trace(False)
+    assert [span.facts["tokens"] for span in loaded.program.timings() if span.name == "step"] == [1]
+
+
+def test_weights_beyond_f16_become_its_largest_number(cuda, tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", "llama", "Q8_0", ONE, {"blk.0.ffn_down.weight": 1e6})
+    assert np.isfinite(Loaded(path, cuda).logits(TOKENS, 20)).all()
+
+
+@pytest.mark.parametrize("type_name", ["F32", "BF16"])
+@pytest.mark.parametrize("width", [97, 98])
+def test_odd_widths(cuda, tmp_path: Path, type_name: str, width: int) -> None:
+    """What lies beside an odd width begins at an aligned address: the recording driver checks it."""
+    path = write(tmp_path / "tiny.gguf", "llama", type_name, replace(ONE, feed_forward=width, vocab_size=259))
+    found, expected = (Loaded(path, backend).logits(TOKENS, 20, codec="f32") for backend in (cuda, Reference()))
+    assert near(found, expected, LIMITS[type_name])
 
 
 def test_rows_are_used_again(cuda, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvarn")
 
-BESIDE = 1 << 30  # bytes that a device needs beside the weights: its context, the workspace, some keys and values
+BESIDE = 2 << 30  # bytes that a device needs beside the weights: its context, the workspace, a margin, a small cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,15 @@ class Fit:
     device: str
     free_bytes: int
     weight_bytes: int
+    cache_bytes: int = 0  # if the user gave a number
 
     @property
     def lack(self) -> str | None:
         """Why the weights do not fit."""
-        if self.weight_bytes + BESIDE <= self.free_bytes:
+        needed = BESIDE + self.cache_bytes
+        if self.weight_bytes + needed <= self.free_bytes:
             return None
-        wanted, beside, free = (f"{n / 2**30:.1f} GiB" for n in (self.weight_bytes, BESIDE, self.free_bytes))
+        wanted, beside, free = (f"{n / 2**30:.1f} GiB" for n in (self.weight_bytes, needed, self.free_bytes))
         return f"the weights need {wanted} and {beside} beside them, and {self.device} has {free} free"
 
 
@@ -100,7 +102,7 @@ class Opening:
         return self._opened
 
     def _chosen(self, device: "Device", config: CacheConfig, checkpoint: Checkpoint | None) -> Opened:
-        choice = choose(_refusal(config), Fit(device.name, device.free_bytes, _weight_bytes(checkpoint)))
+        choice = choose(_refusal(config), _fit(device.name, device.free_bytes, config, checkpoint))
         if choice.name == "cpu":
             return self._host(choice)
         try:
@@ -116,11 +118,11 @@ class Opening:
 
 def _require(backend: Backend, config: CacheConfig, checkpoint: Checkpoint | None) -> None:
     """Refuse, before weights are loaded, a model that this backend cannot run."""
-    from kvarn.backends.cuda.limits import require
+    from kvarn.backends.cuda.limits import MARGIN, require
 
     require(_draft(config))
-    free = backend.room()
-    if free is not None and (why := Fit(place_of(backend), free, _weight_bytes(checkpoint)).lack):
+    room = backend.room()
+    if room is not None and (why := _fit(place_of(backend), room + MARGIN, config, checkpoint).lack):
         raise OutOfMemory(f"{why}: use a smaller model, or --backend cpu")
 
 
@@ -144,7 +146,8 @@ def _draft(config: CacheConfig) -> Plan:
     return plan(config, "head-major")
 
 
-def _weight_bytes(checkpoint: Checkpoint | None) -> int:
+def _fit(device: str, free_bytes: int, config: CacheConfig, checkpoint: Checkpoint | None) -> Fit:
     from kvarn.backends.cuda.limits import weight_bytes
 
-    return 0 if checkpoint is None else weight_bytes(checkpoint)
+    weights = 0 if checkpoint is None else weight_bytes(checkpoint)
+    return Fit(device, free_bytes, weights, config.cache_bytes or 0)

@@ -6,10 +6,11 @@ is left, the weights come first.
 
 from typing import NamedTuple
 
-from kvarn.backends import check_memory
+from kvarn.backends import check_memory, place_of
 from kvarn.backends.base import Backend, Memory, Program
 from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.cache.room import plan_into
+from kvarn.errors import OutOfMemory
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
@@ -27,7 +28,14 @@ def load(
     planned = plan(config, backend.default_layout)  # wrong settings fail before anything is loaded
     if config.cache_bytes is None and backend.room() is not None:
         program = backend.load(checkpoint, graph, max_tokens, progress)
-        planned = plan_into(backend.room() or 0, config, backend.default_layout)
+        room = backend.room() or 0
+        try:
+            planned = plan_into(room, config, backend.default_layout)
+        except OutOfMemory:
+            raise OutOfMemory(
+                f"{place_of(backend)} has {room / 2**20:,.0f} MiB left beside the weights, too little for keys and "
+                "values: lower the context (-c) or the sequences at once (-np), or use --backend cpu"
+            ) from None
         return Loaded(planned, backend.memory(planned), program)
     check_memory(planned, backend)
     memory = backend.memory(planned)

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda import specs
-from kvarn.backends.cuda.buffers import FORM_BYTES, Allocation
+from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.emit import launch_linear
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import align, ceil_div
 
-FORMS = tuple(FORM_BYTES)
+FORMS = tuple(specs.TYPE_BYTES)
 ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
 Array = NDArray[Any]
 
@@ -96,7 +96,7 @@ class Board:
         """With the padding, which the kernel leaves as it is: zero."""
         (n, width), stride = x.shape, x.shape[1] + spare
         out_stride = align(width, specs.DEPTH)
-        out = self.room(n * out_stride * FORM_BYTES[form], 0)
+        out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         args = (self.put(widened(x, stride)), self.put(weight), out, width, stride, out_stride, eps)
         self.launch(specs.norm(form), (n, 1, 1), *args)
         return self.get(out, (n, out_stride), form)
@@ -116,7 +116,7 @@ class Board:
 
     def convert(self, form: str, x: Array, spare: int = 0) -> Array:
         (n, width), stride, out_stride = x.shape, x.shape[1] + spare, align(x.shape[1], specs.DEPTH)
-        out = self.room(n * out_stride * FORM_BYTES[form], 0)
+        out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         self.rows(specs.convert(form), n, width, self.put(widened(x, stride)), out, width, stride, out_stride)
         return self.get(out, (n, out_stride), form)
 
@@ -129,7 +129,7 @@ class Board:
 
     def gate(self, activation: str, form: str, gate: Array, up: Array, scale: float = 1.0, spare: int = 0) -> Array:
         (n, width), stride, out_stride = gate.shape, gate.shape[1] + spare, align(gate.shape[1], specs.DEPTH)
-        out = self.room(n * out_stride * FORM_BYTES[form], 0)
+        out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         given = self.put(widened(gate, stride)), self.put(widened(up, width + 2 * spare))
         strides = (stride, width + 2 * spare, out_stride)
         self.rows(specs.gate(activation, form), n, width, *given, out, width, *strides, scale)
@@ -147,7 +147,7 @@ class Board:
     def matrix(self, form: str, weight: Array) -> Matrix:
         """Padded rows are NaN: what they give is not stored."""
         n, depth = align(weight.shape[0], specs.COLUMNS), align(weight.shape[1], specs.DEPTH)
-        memory = Allocation(self.driver, n * depth * FORM_BYTES[form])
+        memory = Allocation(self.driver, n * depth * specs.TYPE_BYTES[form])
         self.driver.fill(memory.address, 0xFF, memory.nbytes)
         self.driver.upload(memory.address, encoded(widened(weight, depth, 0.0), form))
         return Matrix(form, memory, weight.shape[0], depth)

@@ -1,6 +1,6 @@
 """Random models of every architecture as files, and a model on a backend with caches of any kind."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,18 @@ from kvarn.models.families import graph_of
 Floats = NDArray[np.float32]
 
 
-def write(path: Path, architecture: str, type_name: str, size: Size) -> Path:
-    """A model with random weights, its matrices stored as `type_name`."""
+def write(
+    path: Path, architecture: str, type_name: str, size: Size, outliers: Mapping[str, float] | None = None
+) -> Path:
+    """A model with random weights, its matrices stored as `type_name`. A tensor may have one outlier."""
     random = np.random.default_rng(len(architecture))
     keys = gguf_keys(architecture, size) | local_keys(architecture, size) | tiny_gguf.tokenizer_keys(None)
     tensors = []
     for name, shape in tiny_gguf.stored_shapes(architecture, size).items():
         spread = 0.1 if "norm" in name else 1.5 * shape[-1] ** -0.5
         numbers = random.standard_normal(shape, np.float32) * np.float32(spread) + np.float32("norm" in name)
+        if outliers and name in outliers:
+            numbers[0, 0] = outliers[name]
         kind = type_name if len(shape) == 2 else "F32"
         tensors.append(Tensor(name, encode(numbers, kind), tuple(reversed(shape)), TYPE_IDS[kind]))
     path.write_bytes(gguf([(key, *value) for key, value in keys.items()], tensors))

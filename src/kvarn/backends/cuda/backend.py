@@ -1,8 +1,10 @@
 """A device as a backend."""
 
+from threading import Lock
+
 from kvarn.backends.cuda.driver import Device, Driver
 from kvarn.backends.cuda.layers import CudaLayers
-from kvarn.backends.cuda.limits import require
+from kvarn.backends.cuda.limits import MARGIN, require
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.backends.cuda.program import CudaProgram
 from kvarn.backends.cuda.selftest import is_exact
@@ -13,7 +15,7 @@ from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
 
-MARGIN = 1 << 30  # bytes that the default cache leaves free, for tables, scratch and larger steps
+_opening = Lock()
 
 
 class Cuda:
@@ -25,6 +27,10 @@ class Cuda:
         self._driver = driver
         self._kernels = kernels
         self._exact = exact
+
+    def check_process(self) -> None:
+        """Refuse a child of the process that opened the device."""
+        self._driver.bind()
 
     @property
     def memory_bytes(self) -> int | None:
@@ -60,7 +66,14 @@ class Cuda:
         }
 
 
+_opened: list[Cuda] = []  # at most one: a device is opened once in a process
+
+
 def on_first_device(progress: Progress) -> Cuda:
-    driver, store = Driver(), Store()
-    driver.load(store.find(catalogue(), driver.target, progress))
-    return Cuda(driver, store.summary, is_exact(driver))
+    with _opening:
+        if not _opened:
+            driver, store = Driver(), Store()
+            driver.load(store.find(catalogue(), driver.target, progress))
+            _opened.append(Cuda(driver, store.summary, is_exact(driver)))
+        _opened[0].check_process()
+        return _opened[0]

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.specs import DEPTH, ROWS
+from kvarn.backends.cuda.specs import DEPTH, ROWS, TYPE_BYTES
 from kvarn.cache.spec import align
-
-FORM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 class Allocation:
@@ -37,7 +35,7 @@ class Rows:
         return align(self.width, DEPTH) if self.padded else self.width
 
     def nbytes(self, n_rows: int) -> int:
-        return align(n_rows, ROWS) * self.stride * FORM_BYTES[self.form]
+        return align(n_rows, ROWS) * self.stride * TYPE_BYTES[self.form]
 
 
 class View(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn.backends.cuda.probe import version_text
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.store import Binary
 from kvarn.errors import KvarnError, OutOfMemory
@@ -24,7 +25,6 @@ Function = Any  # a loaded kernel
 Event = Any
 Graph = Any
 
-OLDEST_DRIVER = 12_000  # CUDA 12.0, as cuDriverGetVersion counts
 SMALL_SHARED = 48 << 10  # bytes of shared memory that a kernel may have without asking
 
 
@@ -103,20 +103,27 @@ class LoadedKernel:
         self.pointers = ctypes.c_void_p * len(self.types)
 
 
+class Held:
+    """An event or a graph, which the driver gives back with this object."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+
 class Driver:
-    def __init__(self, index: int = 0) -> None:
+    """The first device."""
+
+    def __init__(self) -> None:
         self._api = _bindings()
         api = self._api
         try:
             self._call(api.cuInit(0))
-            device = self._call(api.cuDeviceGet(index))
-            found = int(self._call(api.cuDriverGetVersion()))
-            if found < OLDEST_DRIVER:
-                have, need = _version(found), _version(OLDEST_DRIVER)
-                raise KvarnError(f"the NVIDIA driver is for CUDA {have} and kvarn needs {need}: update it")
+            device = self._call(api.cuDeviceGet(0))
             self._context = self._call(api.cuDevicePrimaryCtxRetain(device))
         except DeviceError as error:
-            raise KvarnError(f"the NVIDIA device does not start ({error}); `nvidia-smi` should list it") from None
+            raise KvarnError(
+                f"the NVIDIA device does not start ({error}): is it full, or gone? ask nvidia-smi"
+            ) from None
         self._process = os.getpid()
         self.bind()
         self.name = self._call(api.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
@@ -125,7 +132,7 @@ class Driver:
         minor = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)))
         self.target = 10 * major + minor
         self.total_bytes = int(self._call(api.cuDeviceTotalMem(device)))
-        self.version = _version(found)
+        self.version = version_text(int(self._call(api.cuDriverGetVersion())))
         self._stream = self._call(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._functions: dict[Kernel, LoadedKernel] = {}
 
@@ -144,34 +151,35 @@ class Driver:
         if result[0] == self._api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             free = self.free_bytes()
             raise OutOfMemory(
-                f"the GPU has {free / 2**30:.1f} GiB free and {nbytes / 2**30:.1f} GiB more are needed: close other "
+                f"the GPU has {free / 2**20:,.0f} MiB free and {nbytes / 2**20:,.0f} MiB more are needed: close other "
                 "programs that use it, lower the context (-c), -np or --cache-bytes, or use --backend cpu"
             )
         return int(self._call(result))
 
     def release(self, address: int) -> None:
-        if os.getpid() == self._process:
-            self._api.cuMemFree(address)  # at exit the driver may be gone already: its answer does not matter
+        self._give_back(self._api.cuMemFree, address)
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         address = int(self._call(self._api.cuMemHostAlloc(nbytes, 0)))
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
-        weakref.finalize(memory, self._release_pinned, address)
+        weakref.finalize(memory, self._give_back, self._api.cuMemFreeHost, address)
         return np.ctypeslib.as_array(memory)
 
-    def _release_pinned(self, address: int) -> None:
+    def _give_back(self, release: Callable[[Any], Any], what: Any) -> None:
+        """In any thread. At exit the driver may be gone already, so its answer does not matter."""
         if os.getpid() == self._process:
-            self._api.cuMemFreeHost(address)
+            self._api.cuCtxSetCurrent(self._context)
+            release(what)
 
     def upload(self, address: int, data: NDArray[Any]) -> None:
         assert data.flags.c_contiguous
+        self._call(self._api.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
         self.synchronize()
-        self._call(self._api.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
 
     def download(self, address: int, out: NDArray[Any]) -> None:
         assert out.flags.c_contiguous
+        self._call(self._api.cuMemcpyDtoHAsync(out.ctypes.data, address, out.nbytes, self._stream))
         self.synchronize()
-        self._call(self._api.cuMemcpyDtoH(out.ctypes.data, address, out.nbytes))
 
     def send(self, address: int, data: NDArray[np.uint8]) -> None:
         self._call(self._api.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
@@ -216,32 +224,39 @@ class Driver:
         self._call(self._api.cuStreamSynchronize(self._stream))
 
     def event(self) -> Event:
-        return self._call(self._api.cuEventCreate(0))
+        return self._held(self._call(self._api.cuEventCreate(0)), self._api.cuEventDestroy)
 
     def record(self, event: Event) -> None:
-        self._call(self._api.cuEventRecord(event, self._stream))
+        self._call(self._api.cuEventRecord(event.handle, self._stream))
 
     def wait(self, event: Event) -> None:
-        self._call(self._api.cuEventSynchronize(event))
+        self._call(self._api.cuEventSynchronize(event.handle))
 
     def elapsed(self, start: Event, end: Event) -> float:
         self.wait(end)
-        return float(self._call(self._api.cuEventElapsedTime(start, end)))
+        return float(self._call(self._api.cuEventElapsedTime(start.handle, end.handle)))
 
     def capture(self, launches: Callable[[], None]) -> Graph:
         modes = self._api.CUstreamCaptureMode
         self._call(self._api.cuStreamBeginCapture(self._stream, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         try:
             launches()
-        finally:
-            graph = self._call(self._api.cuStreamEndCapture(self._stream))
+        except BaseException:
+            self._api.cuStreamEndCapture(self._stream)  # what was captured is not used
+            raise
+        graph = self._call(self._api.cuStreamEndCapture(self._stream))
         try:
-            return self._call(self._api.cuGraphInstantiate(graph, 0))
+            return self._held(self._call(self._api.cuGraphInstantiate(graph, 0)), self._api.cuGraphExecDestroy)
         finally:
             self._call(self._api.cuGraphDestroy(graph))
 
     def replay(self, graph: Graph) -> None:
-        self._call(self._api.cuGraphLaunch(graph, self._stream))
+        self._call(self._api.cuGraphLaunch(graph.handle, self._stream))
+
+    def _held(self, handle: Any, release: Callable[[Any], Any]) -> Held:
+        held = Held(handle)
+        weakref.finalize(held, self._give_back, release, handle)
+        return held
 
     def _call(self, result: Iterable[Any]) -> Any:
         """The value of a call of the bindings, which return (error, value...)."""
@@ -253,10 +268,6 @@ class Driver:
 
 class DeviceError(KvarnError):
     """The driver reports an error. After most of them the device's memory is lost."""
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _bindings() -> Any:

@@ -34,6 +34,7 @@ from kvarn.graph.ops import Rope
 from kvarn.graph.record import Value
 from kvarn.models.rope import frequencies, magnitude
 
+ALIGNED = 4  # numbers: kernels are compiled for addresses that are multiples of 16 bytes
 Run = Callable[[CudaMemory, Frame], None]
 
 
@@ -91,6 +92,11 @@ def emit(fused: Sequence[Kind], norm_eps: float, weights: Weights, driver: Devic
     for kind in fused:
         emitter.emit(kind)
     return emitter.emitted()
+
+
+def _alone(segment: kinds.Segment) -> str:
+    """What distinguishes a segment that has rows of its own: a sum, or one that would misalign the next."""
+    return segment.matrix if segment.into or segment.out.width % ALIGNED else ""
 
 
 class _Emitter:
@@ -243,12 +249,9 @@ class _Emitter:
 
     def _product(self, kind: kinds.Product) -> None:
         self._form(kind.x)
-        for (form, alone), found in groupby(
-            kind.segments, key=lambda s: (self.weights.form(s.matrix), s.matrix if s.into else "")
-        ):
+        for (form, _), found in groupby(kind.segments, key=lambda s: (self.weights.form(s.matrix), _alone(s))):
             segments = list(found)
-            if alone:
-                assert segments[0].into is not None
+            if segments[0].into is not None:
                 out = self._replace(segments[0].into, segments[0].out)
             else:
                 out = self._side_by_side([s.out for s in segments])

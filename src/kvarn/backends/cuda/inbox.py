@@ -104,12 +104,13 @@ class Inbox:
         fixed = SECTIONS + len(self._plan.groups)
         if n_tokens > self._capacity or fixed * self._capacity + variable > self._room:
             self._driver.synchronize()
-            self._capacity = align(max(n_tokens, self._capacity), ALIGNMENT)
-            self._room = 2 * (fixed * self._capacity + variable) + 1024
+            capacity = align(max(n_tokens, self._capacity), ALIGNMENT)
+            room = 2 * (fixed * capacity + variable) + 1024
+            memory = Allocation(self._driver, 4 * room)
+            host = [self._driver.pinned(4 * room) for _ in self._sent]
             if self._memory is not None:
                 self._memory.release()
-            self._memory = Allocation(self._driver, 4 * self._room)
-            self._host = [self._driver.pinned(4 * self._room) for _ in self._sent]
+            self._capacity, self._room, self._memory, self._host = capacity, room, memory, host
         else:
             self._driver.wait(self._sent[self._turn])
         assert self._memory is not None

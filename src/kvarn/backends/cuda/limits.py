@@ -6,7 +6,7 @@ by them.
 
 from math import prod
 
-from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPES
+from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint
@@ -14,8 +14,7 @@ from kvarn.loading.encodings import TensorInfo
 
 CODECS = tuple(TYPES)
 LAYOUTS = ("token-major", "head-major", "repeated")  # those that store the numbers of a row side by side
-STORED = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number of a matrix that keeps its type
-WIDENED = 2  # of all other matrices: they become bf16
+MARGIN = 1 << 30  # bytes that the default cache leaves free, for tables, scratch and larger steps
 VECTOR = 4  # of norms and biases: they become f32
 
 
@@ -48,4 +47,4 @@ def weight_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _number_bytes(info: TensorInfo) -> int:
-    return VECTOR if len(info.shape) == 1 else STORED.get(info.type, WIDENED)
+    return VECTOR if len(info.shape) == 1 else TYPE_BYTES[form_of(info.type)]

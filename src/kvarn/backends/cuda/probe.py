@@ -110,15 +110,19 @@ def _first_device(driver: Any) -> Device | None:
     _check(driver, "cuDeviceGetName", driver.cuDeviceGetName(name, len(name), device))
     _check(driver, "cuDeviceTotalMem", driver.cuDeviceTotalMem_v2(ctypes.byref(total), device))
     major, minor = (_attribute(driver, which, device) for which in (_MAJOR, _MINOR))
-    shown = f"{version.value // 1000}.{version.value % 1000 // 10}"
     free = _free_bytes(driver, device)
     return Device(
         name=name.value.decode(errors="replace"),
         target=10 * major + minor,
-        driver=shown,
+        driver=version_text(version.value),
         total_bytes=total.value,
         free_bytes=total.value if free is None else min(free, total.value),  # a part of a device may be all we see
     )
+
+
+def version_text(number: int) -> str:
+    """12040 -> 12.4"""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _attribute(driver: Any, which: int, device: ctypes.c_int) -> int:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvarn.arrays import Floats
-from kvarn.backends.base import Counters, Span
-from kvarn.backends.cuda.buffers import FORM_BYTES, Allocation
+from kvarn.backends.base import Span
+from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.emit import emit, launch_linear
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.specs import TYPE_BYTES
 from kvarn.backends.cuda.timeline import Timeline
 from kvarn.backends.cuda.weights import Weights
 from kvarn.cache.step import Step
@@ -39,7 +40,7 @@ class CudaProgram:
         self._hidden = graph.nodes[-1].inputs[0].width
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
         self._timeline = Timeline(driver)
-        self._timed = Counters()  # of the memory of the last timed step
+        self._untimed = 0  # steps since the last timed one
         self._tracing = False
         self._n_steps = 0
 
@@ -82,13 +83,14 @@ class CudaProgram:
         timed = self._tracing or self._n_steps % SAMPLED == 0
         self._n_steps += 1
         if timed:
-            self._read_times()
+            self._timeline.read()
         frame = memory.apply(step, tokens, wanted)
         memory.count(frame)
         if timed:
-            self._timeline.launch(self._emitted.operations, memory, frame)
-            self._timed = memory.counters
+            steps, self._untimed = 1 + self._untimed, 0
+            self._timeline.launch(self._emitted.operations, memory, frame, steps, self._tracing)
         else:
+            self._untimed += 1
             for operation in self._emitted.operations:
                 operation.run(memory, frame)
         return frame
@@ -97,10 +99,12 @@ class CudaProgram:
         """A wrong number would read outside of an array on the device."""
         if len(tokens) != len(step.positions):
             raise BadStep(f"the step has {len(step.positions)} positions, and {len(tokens)} tokens were given")
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
             raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}")
         if len(wanted) and not 0 <= min(wanted) <= max(wanted) < len(tokens):
             raise BadStep(f"a wanted row is outside of the step, 0 to {len(tokens) - 1}")
+        if len(wanted) > len(tokens):
+            raise BadStep(f"{len(wanted)} rows of a step of {len(tokens)} tokens are wanted: a row is named twice")
 
     # -- logits ----------------------------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class CudaProgram:
         last, matrix = self._emitted.last, self._emitted.logits
         n_rows = min(frame.n_wanted - start, LOGIT_ROWS)
         if n_rows > 0:
-            x = last.address + start * last.stride * FORM_BYTES[last.form]
+            x = last.address + start * last.stride * TYPE_BYTES[last.form]
             launch_linear(self._driver, x, matrix, self._logits.address, self._vocabulary, n_rows)
         return n_rows
 
@@ -130,11 +134,8 @@ class CudaProgram:
 
     def timings(self) -> list[Span]:
         self._driver.bind()
-        self._read_times()
+        self._timeline.read()
         return self._timeline.take()
-
-    def _read_times(self) -> None:
-        self._timeline.read(self._timed, 1 if self._tracing else SAMPLED, self._tracing)
 
 
 class CudaLogits:

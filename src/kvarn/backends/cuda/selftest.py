@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arrays import Floats
-from kvarn.backends.cuda.buffers import FORM_BYTES, Allocation
+from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.emit import launch_linear
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.cuda.memory import CudaMemory
-from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, ROW_TILES, SPLIT, TYPES
+from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, ROW_TILES, SPLIT, TYPE_BYTES, TYPES
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
-DEPTH = 512  # numbers of a row of the products
+WIDTH = 512  # numbers of a row of the products
 TOKENS = SPLIT + 40  # of attention: more than one split
 
 
@@ -38,10 +38,10 @@ def is_exact(driver: Device) -> bool:
 
 def _products_agree(driver: Device, form: str, random: np.random.Generator) -> bool:
     """The first rows of products with more and more rows."""
-    x, weight = (Allocation(driver, rows * DEPTH * FORM_BYTES[form]) for rows in (ROW_TILES[-1], COLUMNS))
+    x, weight = (Allocation(driver, rows * WIDTH * TYPE_BYTES[form]) for rows in (ROW_TILES[-1], COLUMNS))
     for memory, rows in ((x, ROW_TILES[-1]), (weight, COLUMNS)):
-        driver.upload(memory.address, _in_form(random.standard_normal((rows, DEPTH), np.float32), form))
-    matrix = Matrix(form, weight, COLUMNS, DEPTH)
+        driver.upload(memory.address, _in_form(random.standard_normal((rows, WIDTH), np.float32), form))
+    matrix = Matrix(form, weight, COLUMNS, WIDTH)
     found = []
     for rows in (1, *ROW_TILES):
         out = np.empty((rows, COLUMNS), np.float32)

@@ -15,6 +15,8 @@ from functools import cache
 Constant = int | float | str
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
+TYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
@@ -51,6 +53,11 @@ class Kernel:
         kinds.pop("i32", None)
         sizes = (f"{name} {value}" for name, value in self.constants)
         return " ".join((self.name, *kinds, *sizes))
+
+
+def form_of(stored: str) -> str:
+    """The type in which a matrix of this stored type is multiplied."""
+    return AS_STORED.get(stored, "f16")
 
 
 def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from kvarn.backends.base import Counters, Span
 from kvarn.backends.cuda.driver import Device, Event
@@ -11,46 +13,62 @@ from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
 
 
+class Timed(NamedTuple):
+    """A step whose events were not read yet."""
+
+    operations: Sequence[Operation]
+    frame: Frame
+    counters: Counters
+    steps: int  # for how many steps it stands
+    traced: bool
+    begin: int
+
+
 @dataclass(slots=True)
 class Timeline:
     driver: Device
     events: list[Event] = field(default_factory=list)  # one more than operations
-    pending: tuple[Frame, Sequence[Operation], int] | None = None  # the last timed step, and when it began
+    pending: Timed | None = None
     spans: list[Span] = field(default_factory=list)
 
-    def launch(self, operations: Sequence[Operation], memory: CudaMemory, frame: Frame) -> None:
+    def launch(
+        self, operations: Sequence[Operation], memory: CudaMemory, frame: Frame, steps: int, traced: bool
+    ) -> None:
         """Run the operations with an event after each."""
         while len(self.events) <= len(operations):
             self.events.append(self.driver.event())
         self.driver.synchronize()
-        begin = time.monotonic_ns()
+        self.pending = Timed(operations, frame, memory.counters, steps, traced, time.monotonic_ns())
         self.driver.record(self.events[0])
         for operation, event in zip(operations, self.events[1:], strict=False):
             operation.run(memory, frame)
             self.driver.record(event)
-        self.pending = frame, operations, begin
 
-    def read(self, counters: Counters, weight: int, keep: bool) -> None:
-        """Take the times of the last timed step. The time of attention counts `weight` times."""
+    def read(self) -> None:
+        """Take the times of the last timed step, if there is one."""
         if self.pending is None:
             return
-        frame, operations, begin = self.pending
-        self.pending = None
-        elapsed = [self.driver.elapsed(self.events[0], event) for event in self.events[: len(operations) + 1]]
-        launched = {"prefill": frame.n_runs, "decode": frame.n_singles}
-        for operation, start, end in zip(operations, elapsed, elapsed[1:], strict=False):
-            if operation.kernel is not None and launched[operation.kernel]:
-                counters.seconds[operation.kernel] += weight * (end - start) / 1e3
-        if keep:
-            facts = {"tokens": frame.n_tokens, "rows": frame.n_wanted}
-            self.spans.append(Span("step", begin, begin + int(elapsed[-1] * 1e6), facts))
-            self.spans += [
-                Span(operation.name, begin + int(start * 1e6), begin + int(end * 1e6))
-                for operation, start, end in zip(operations, elapsed, elapsed[1:], strict=False)
-                if operation.kernel is None or launched[operation.kernel]
-            ]
+        timed, self.pending = self.pending, None
+        elapsed = [self.driver.elapsed(self.events[0], event) for event in self.events[: len(timed.operations) + 1]]
+        launched = {None: 1, "prefill": timed.frame.n_runs, "decode": timed.frame.n_singles}
+        spans = [
+            (operation, start, end)
+            for operation, (start, end) in zip(timed.operations, pairwise(elapsed), strict=True)
+            if launched[operation.kernel]
+        ]
+        for operation, start, end in spans:
+            if operation.kernel is not None:
+                timed.counters.seconds[operation.kernel] += timed.steps * (end - start) / 1e3
+        if timed.traced:
+            facts = {"tokens": timed.frame.n_tokens, "rows": timed.frame.n_wanted}
+            self.spans.append(Span("step", timed.begin, timed.begin + _ns(elapsed[-1]), facts))
+            self.spans += [Span(op.name, timed.begin + _ns(start), timed.begin + _ns(end)) for op, start, end in spans]
 
     def take(self) -> list[Span]:
         """The spans since the last call: steps first, then operations."""
         spans, self.spans = self.spans, []
         return sorted(spans, key=lambda span: span.name != "step")
+
+
+def _ns(milliseconds: float) -> int:
+    return int(milliseconds * 1e6)

@@ -1,9 +1,10 @@
 """Weights on the device.
 
-Matrices keep the type of their file if it is F32, F16 or BF16; every other type is widened to bf16. The
-matrices that read one input lie one after another, so that one product computes them all. Rows are padded
-to a multiple of DEPTH numbers and matrices to a multiple of COLUMNS rows, with zeros, so a kernel reads
-whole tiles. Vectors (norms and biases) are f32.
+Matrices keep the type of their file if it is F32, F16 or BF16. Every other type is widened to f16, which
+rounds a quantized weight eight times finer than bf16. The matrices that read one input lie one after
+another, so that one product computes them all. Rows are padded to a multiple of DEPTH numbers and
+matrices to a multiple of COLUMNS rows, with zeros, so a kernel reads whole tiles. Vectors (norms and
+biases) are f32.
 """
 
 from dataclasses import dataclass
@@ -13,21 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn import native
-from kvarn.backends.cuda.buffers import FORM_BYTES, Allocation
+from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.specs import COLUMNS, DEPTH
+from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
 from kvarn.loading.quants import dequantize
 
-AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+LARGEST_F16 = np.float32(65504)
 CHUNK = 64 << 20  # bytes of f32 that are widened at a time
-
-
-def form_of(stored: str) -> str:
-    """The form in which a matrix of this stored type is multiplied."""
-    return AS_STORED.get(stored, "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class Weights:
         shapes = [self._checkpoint.shapes[name] for name in names]
         width, depth = shapes[0][-1], align(shapes[0][-1], DEPTH)
         n_rows = sum(shape[0] for shape in shapes)
-        row_bytes = depth * FORM_BYTES[form]
+        row_bytes = depth * TYPE_BYTES[form]
         memory = Allocation(self._driver, align(n_rows, COLUMNS) * row_bytes)
         self._driver.fill(memory.address, 0, memory.nbytes)
         at = memory.address
@@ -112,14 +108,17 @@ class Weights:
             if stored.type in AS_STORED:
                 yield np.ascontiguousarray(rows).view(np.uint32 if form == "f32" else np.uint16)
             else:
-                yield _bf16(dequantize(rows, stored.type, (len(rows), width)))
+                yield _f16(dequantize(rows, stored.type, (len(rows), width)))
 
     def _loaded(self, *names: str) -> None:
         self._seen.update(names)
         self._progress("loading", len(self._seen), self._n_tensors)
 
 
-def _bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+def _f16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Rounded. A finite number that is too large becomes the largest one, as inputs do (kernels/form.py)."""
+    if not (np.abs(x) <= LARGEST_F16).all():
+        x = np.where(np.isfinite(x), np.clip(x, -LARGEST_F16, LARGEST_F16), x)
     out = np.empty(x.shape, np.uint16)
-    native.encode_bf16(np.ascontiguousarray(x), out)
+    native.encode_f16(np.ascontiguousarray(x), out)
     return out

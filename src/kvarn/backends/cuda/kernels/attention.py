@@ -36,7 +36,8 @@ def load_tile(cells, block, slot, wanted, head, d, dim, block_stride, slot_strid
 def add_tile(s, seen, v, peak, mass, acc, ONES: tl.constexpr):
     """One tile of scores [rows, TILE] and values [TILE, BD]. Scores are in powers of two."""
     s = tl.where(seen, s, float("-inf"))
-    top = tl.maximum(peak, tl.max(s, 1))
+    # A score that is NaN makes the peak infinite, and so the sums NaN: max alone would ignore it.
+    top = tl.maximum(peak, tl.max(tl.where(s == s, s, float("inf")), 1))
     shift = tl.where(top == float("-inf"), 0.0, top)
     p = tl.exp2(s - shift[:, None]).to(v.dtype)
     old = tl.exp2(peak - shift)[:, None]
