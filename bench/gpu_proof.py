@@ -24,7 +24,6 @@ sys.path.insert(0, str(ROOT / "tests"))  # tiny models, launches and oracles
 from proof.report import Report  # noqa: E402
 from proof.site import Site, open_site  # noqa: E402
 
-from kvarn import __version__  # noqa: E402
 from kvarn.errors import KvarnError  # noqa: E402
 
 SECTIONS = ("selftest", "kernels", "conformance", "bits", "memory", "real", "speed")
