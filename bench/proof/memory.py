@@ -56,8 +56,7 @@ def _far_end(site: Site, check: Check, strategy: str) -> None:
         x = data[last, layer]
         expected = oracle.rows((last, layer), x, spec, "bf16", range(length - 4, length))
         ours = np.concatenate([each[last, layer] for each in found])
-        error = float(np.abs(ours - expected).max() / np.abs(x.v).max())
-        check.within("error", error if np.isfinite(ours).all() else float("inf"), LIMITS["bf16"], f"layer {layer}")
+        check.within("error", expected.error(ours), LIMITS["bf16"], f"layer {layer}")
 
 
 def _refusals(site: Site, check: Check) -> None:

@@ -1,7 +1,7 @@
 """SmolLM2 on the device: llama.cpp's greedy texts, logits against the reference, perplexity on three backends.
 
-Its quantized matrices are widened to bf16 on the device, and the reference computes in f32: logits
-differ by what bf16 rounds away. tests/golden has llama.cpp's answers on the widened file.
+Its quantized matrices are widened to f16 on the device, and the reference computes in f32: logits
+differ by what the device rounds away. tests/golden has llama.cpp's answers on the widened file.
 """
 
 import json

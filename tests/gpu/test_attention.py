@@ -10,7 +10,7 @@ from gpu.support.driving import Driven, Inputs, Key, Oracle, Schedule, same_bits
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 
-LIMITS = {"f32": 5e-7, "f16": 3e-4, "bf16": 2.5e-3}  # of an error, relative to the largest value
+LIMITS = {"f32": 5e-7, "f16": 5e-4, "bf16": 4e-3}  # of an error, relative to the average over absolute values
 RAGGED: Schedule = [{0: 5, 1: 1}, {0: 1, 1: 17, 2: 1}, {0: 2, 1: 1, 2: 1}]
 
 
@@ -29,8 +29,7 @@ def check(driven: Driven, found: dict[Key, np.ndarray], data: dict[Key, Inputs],
     for key, x in data.items():
         effective = driven.plan.groups[driven.plan.group_of(key[1])].config.spec
         expected = Oracle().rows(key, x, effective, codec, range(first, len(x.q)))
-        assert np.isfinite(found[key]).all(), key
-        assert np.abs(found[key] - expected).max() < LIMITS[codec] * np.abs(x.v).max(), key
+        assert expected.error(found[key]) < LIMITS[codec], key
 
 
 def run(cuda, config: CacheConfig, schedule: Schedule = RAGGED) -> dict[Key, np.ndarray]:
@@ -148,6 +147,18 @@ class TestUnseen:
             assert same_bits(found[:7], clean[:7])
             assert same_bits(found[11:], clean[11:])
             assert np.isnan(found[7:11]).all()
+
+    @pytest.mark.parametrize("where", ["k", "v"])
+    def test_of_a_whole_tile_of_older_keys(self, cuda, where: str) -> None:
+        """No row is in the tile, and only some rows still see the token."""
+        layer = spec(4, 2, 8, window=20)
+        data = workload([layer], [{0: 60}])
+        schedule: Schedule = [{0: 40}, {0: 20}]
+        clean = Driven(cuda, settings(layer, "f32")).run(schedule, data)[0, 0]
+        getattr(data[0, 0], where)[25] = np.nan
+        found = Driven(cuda, settings(layer, "f32")).run(schedule, data)[0, 0]
+        assert np.isnan(found[25:45]).all()
+        assert same_bits(found[45:], clean[45:])
 
     def test_of_other_sequences(self, cuda) -> None:
         layer = spec(4, 2, 8)

@@ -159,6 +159,7 @@ def test_moves_of_one_launch_do_not_touch_each_other() -> None:
     assert [number for wave in waves for number in wave] == [number for move in moves for number in move], (
         "all moves, in order"
     )
+    assert inbox._waves([Copy(0, 1, 2), Copy(3, 0, 2)]) == [[0, 1, 2], [3, 0, 2]], "block 0 is read first"
     assert inbox._waves([]) == []
 
 
