@@ -2,7 +2,7 @@
 
 - A value that only matrices read exists in the forms of these matrices. Norms and gates write it so; the
   output of attention is f32 and is converted before the product.
-- Matrices that read one value and have one form are one product. Its outputs lie side by side.
+- Matrices that read one value and are stored alike are one product. Its outputs lie side by side.
 - After the last read of a value, its rows hold another one of the same shape. Everything runs in the
   order of the list, so no launch overwrites what an earlier one still reads.
 
@@ -228,8 +228,18 @@ class _Emitter:
 
     def _embed(self, kind: kinds.Embed) -> None:
         matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
-        args = (Input("tokens"), matrix.address, out, out.width, matrix.depth, kind.scale)
-        self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
+        planes, tokens = matrix.planes, Input("tokens")
+        if planes is None:
+            self._launch(
+                kind.weight,
+                specs.embed(matrix.form),
+                (tokens, matrix.address, out, out.width, matrix.depth, kind.scale),
+                out.width,
+            )
+            return
+        shape = (planes.bits, planes.field, int(planes.offsets), planes.blocks, planes.span, planes.tiles, planes.words)
+        places = (tokens, matrix.address, matrix.headers, out, out.width, matrix.padded, matrix.units)
+        self._launch(kind.weight, specs.embed_packed(), (*places, *shape, kind.scale * matrix.scale), out.width)
 
     def _norm(self, kind: kinds.Norm) -> None:
         x, weight = self._read(kind.x), self.weights.vector(kind.weight)
@@ -249,8 +259,9 @@ class _Emitter:
 
     def _product(self, kind: kinds.Product) -> None:
         self._form(kind.x)
-        for (form, _), found in groupby(kind.segments, key=lambda s: (self.weights.form(s.matrix), _alone(s))):
+        for _, found in groupby(kind.segments, key=lambda s: (self.weights.product(s.matrix), _alone(s))):
             segments = list(found)
+            form = self.weights.form(segments[0].matrix)
             if segments[0].into is not None:
                 out = self._replace(segments[0].into, segments[0].out)
             else:
@@ -349,7 +360,16 @@ def launch_linear(
     """A product. The number of rows decides about the tile, and the tile about no bit of the result."""
     if not n_rows:
         return
-    kernel = specs.linear(matrix.form, n_rows)
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
+    if matrix.planes is None:
+        kernel = specs.linear(matrix.form, n_rows)
+        places, sizes = (matrix.address,), (matrix.depth,)
+    else:
+        kernel = specs.linear_packed(matrix.planes, n_rows)
+        places, sizes = (matrix.address, matrix.headers), (matrix.padded, matrix.depth, matrix.units)
     grid = (ceil_div(matrix.n_rows, kernel.size("BN")), ceil_div(n_rows, kernel.size("BM")), 1)
-    args = (x, matrix.address, bias, out, n_rows, matrix.n_rows, matrix.depth, out_stride, scale, int(bias != 0), adds)
-    driver.launch(driver.function(kernel), grid, args)
+    shape = (n_rows, matrix.n_rows, *sizes, out_stride)
+    driver.launch(
+        driver.function(kernel), grid, (x, *places, bias, out, *shape, scale * matrix.scale, int(bias != 0), adds)
+    )

@@ -6,6 +6,7 @@ by them.
 
 from math import prod
 
+from kvarn.backends.cuda.planes import PACKED
 from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
@@ -43,8 +44,12 @@ def require(plan: Plan) -> None:
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
     """Bytes of all weights on a device. The rows that pad a matrix are not counted."""
-    return sum(prod(info.shape) * _number_bytes(info) for info in checkpoint.infos)
+    return sum(tensor_bytes(info) for info in checkpoint.infos)
 
 
-def _number_bytes(info: TensorInfo) -> int:
-    return VECTOR if len(info.shape) == 1 else TYPE_BYTES[form_of(info.type)]
+def tensor_bytes(info: TensorInfo) -> int:
+    if len(info.shape) == 1:
+        return VECTOR * info.shape[0]
+    if info.type in PACKED:
+        return prod(info.shape[:-1]) * PACKED[info.type].row_bytes(info.shape[-1])
+    return prod(info.shape) * TYPE_BYTES[form_of(info.type)]

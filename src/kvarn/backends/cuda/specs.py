@@ -12,6 +12,8 @@ which the matrix is stored).
 from dataclasses import dataclass
 from functools import cache
 
+from kvarn.backends.cuda.planes import KINDS, PACKED, Planes
+
 Constant = int | float | str
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
@@ -28,6 +30,7 @@ ROW_TILES = (16, 64, 128)  # rows of a program of `linear`
 ROWS = ROW_TILES[-1]  # workspaces have a multiple of this many rows
 COLUMNS = 128  # matrices are padded to a multiple of this many rows (columns of the output)
 DEPTH = 64  # matrices and their inputs are padded to a multiple of this many columns
+PACKED_TILES = {8: (64, 2, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}  # rows: columns, warps, stages
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
@@ -56,8 +59,13 @@ class Kernel:
 
 
 def form_of(stored: str) -> str:
-    """The type in which a matrix of this stored type is multiplied."""
+    """The type in which a matrix of this stored type takes its input. All but packed ones are stored in it."""
     return AS_STORED.get(stored, "f16")
+
+
+def product_of(stored: str) -> str:
+    """Matrices of types with the same name here can be one product."""
+    return PACKED[stored].name if stored in PACKED else form_of(stored)
 
 
 def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
@@ -103,6 +111,36 @@ def linear(form: str, rows: int) -> Kernel:
         columns, warps = 128, 8
     constants = (("BM", tile), ("BN", columns), ("BK", depth))
     return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), warps, stages)
+
+
+@cache
+def linear_packed(planes: Planes, rows: int) -> Kernel:
+    tile = next((each for each in PACKED_TILES if rows <= each), ROWS)
+    columns, warps, stages = PACKED_TILES[tile]
+    text = (
+        "x:*fp16 codes:*u16 headers:*u32 bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 padded:i32 depth:i32 units:i32 "
+        "out_stride:i64 scale:fp32 biased:i32 adds:i32"
+    )
+    constants: tuple[tuple[str, Constant], ...] = (
+        ("BITS", planes.bits),
+        ("FIELD", planes.field),
+        ("OFFSETS", int(planes.offsets)),
+        ("BLOCKS", planes.blocks),
+        ("SPAN", planes.span),
+        ("BM", tile),
+        ("BN", columns),
+    )
+    aligned = (("padded", COLUMNS), ("depth", DEPTH))
+    return Kernel("linear_packed", _arguments(text), constants, aligned, warps, stages)
+
+
+@cache
+def embed_packed() -> Kernel:
+    text = (
+        "tokens:*i32 codes:*u16 headers:*u32 out:*fp32 width:i32 padded:i32 units:i32 bits:i32 field:i32 offsets:i32 "
+        "blocks:i32 span:i32 tiles:i32 words:i32 scale:fp32"
+    )
+    return Kernel("embed_packed", _arguments(text), (("BLOCK", STRETCH),))
 
 
 @cache
@@ -205,6 +243,7 @@ def edit() -> Kernel:
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
     found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4)]
+    found += [embed_packed(), *(linear_packed(planes, rows) for planes in KINDS for rows in PACKED_TILES)]
     for kind in TYPES:
         found += [embed(kind), norm(kind), rotate(kind), convert(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]

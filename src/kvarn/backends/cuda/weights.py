@@ -1,12 +1,14 @@
 """Weights on the device.
 
-Matrices keep the type of their file if it is F32, F16 or BF16. Every other type is widened to f16, which
-rounds a quantized weight eight times finer than bf16. The matrices that read one input lie one after
-another, so that one product computes them all. Rows are padded to a multiple of DEPTH numbers and
-matrices to a multiple of COLUMNS rows, with zeros, so a kernel reads whole tiles. Vectors (norms and
-biases) are f32.
+Matrices keep the type of their file if it is F32, F16 or BF16. Common quantized types are packed
+(planes.py). Every other type is widened to f16, which rounds a quantized weight eight times finer than
+bf16. The matrices that read one input lie one after another, so that one product computes them all. Rows
+are padded to a multiple of DEPTH numbers (packed ones to whole units) and matrices to a multiple of
+COLUMNS rows, with zeros, so a kernel reads whole tiles. Vectors (norms and biases) are f32.
 """
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn import native
+from kvarn.arrays import Bytes
+from kvarn.backends.cuda import pack
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of
+from kvarn.backends.cuda.planes import PACKED, Planes
+from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of
 from kvarn.cache.spec import align
-from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.checkpoint import Checkpoint, Encoded
 from kvarn.loading.progress import Progress
 from kvarn.loading.quants import dequantize
 
@@ -26,16 +31,34 @@ LARGEST_F16 = np.float32(65504)
 CHUNK = 64 << 20  # bytes of f32 that are widened at a time
 
 
+PACK_CHUNK = 1 << 20  # numbers that a thread packs at a time
+PACKERS = 16  # threads
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    form: str
+    form: str  # of its inputs, and of itself if it is not packed
     memory: Allocation
     n_rows: int  # numbers of an output
-    depth: int  # numbers of a row, with the padding
+    depth: int  # numbers of an input, with the padding
+    planes: Planes | None = None
+    units: int = 0  # of a row, if it is packed
+    scale: float = 1.0  # what its numbers are multiplied by, a power of two
 
     @property
     def address(self) -> int:
         return self.memory.address
+
+    @property
+    def padded(self) -> int:
+        """Rows in memory."""
+        return align(self.n_rows, COLUMNS)
+
+    @property
+    def headers(self) -> int:
+        """The address of the second plane."""
+        assert self.planes is not None
+        return self.address + self.planes.code_bytes(self.padded, self.units * self.planes.unit)
 
 
 class Weights:
@@ -57,12 +80,18 @@ class Weights:
         return matrices + sum(vector.nbytes for vector in self._vectors.values())
 
     def form(self, name: str) -> str:
+        """Of the inputs of a matrix."""
         return form_of(self._types[name])
 
+    def product(self, name: str) -> str:
+        """Matrices for which this is equal can be one product."""
+        return product_of(self._types[name])
+
     def matrix(self, *names: str) -> Matrix:
-        """These matrices, which have the same form and depth, one after another."""
+        """These matrices, which can be one product, one after another."""
         if names not in self._matrices:
-            self._matrices[names] = self._load(names)
+            load = self._pack if self._types[names[0]] in PACKED else self._load
+            self._matrices[names] = load(names)
             self._loaded(*names)
         return self._matrices[names]
 
@@ -100,6 +129,31 @@ class Weights:
                 at += rows.nbytes
         return Matrix(form, memory, n_rows, depth)
 
+    def _pack(self, names: tuple[str, ...]) -> Matrix:
+        stored = [self._checkpoint.encoded(name) for name in names]
+        planes, width = PACKED[stored[0].type], stored[0].shape[-1]
+        power = pack.shift(max(pack.peak(each.rows, each.type) for each in stored))
+        n_rows, units = sum(len(each.rows) for each in stored), planes.units(width)
+        memory = Allocation(self._driver, align(n_rows, COLUMNS) * planes.row_bytes(width))
+        matrix = Matrix("f16", memory, n_rows, align(width, DEPTH), planes, units, 2.0**-power)
+        self._driver.fill(memory.address, 0, memory.nbytes)
+        headers = np.zeros((units, planes.words, matrix.padded), np.uint32)
+        step = align(max(1, PACK_CHUNK // width), pack.GROUP)
+        at, starts = memory.address, range(0, n_rows, step)
+
+        def packed(start: int) -> NDArray[np.uint16]:
+            parts = [pack.packed(rows, kind, power) for rows, kind in _slice(stored, start, start + step)]
+            words = np.concatenate([words for _, words in parts])
+            headers[:, :, start : start + len(words)] = words.transpose(1, 2, 0)
+            return pack.grouped(np.concatenate([tiles for tiles, _ in parts]))
+
+        with ThreadPoolExecutor(PACKERS) as threads:
+            for tiles in threads.map(packed, starts):
+                self._driver.upload(at, tiles)
+                at += tiles.nbytes
+        self._driver.upload(matrix.headers, headers)
+        return matrix
+
     def _chunks(self, name: str, form: str, width: int) -> Any:
         stored = self._checkpoint.encoded(name)
         step = max(1, CHUNK // (4 * width))
@@ -113,6 +167,14 @@ class Weights:
     def _loaded(self, *names: str) -> None:
         self._seen.update(names)
         self._progress("loading", len(self._seen), self._n_tensors)
+
+
+def _slice(stored: Sequence[Encoded], start: int, stop: int) -> Iterator[tuple[Bytes, str]]:
+    """Some rows of matrices one after another, with their types."""
+    for each in stored:
+        if 0 < stop and start < len(each.rows):
+            yield each.rows[max(start, 0) : stop], each.type
+        start, stop = start - len(each.rows), stop - len(each.rows)
 
 
 def _f16(x: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -11,6 +11,8 @@ through the depth in order, so a row has the same bits whatever BM and BN are.
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.finish import finish
+
 
 @triton.jit
 def linear(
@@ -39,11 +41,4 @@ def linear(
         acc = tl.dot(tl.load(weights), tl.load(inputs), acc, input_precision="ieee")
         weights += BK
         inputs += BK
-    acc *= scale
-    if biased:
-        acc += tl.load(bias + column, mask=column < n_columns, other=0.0)[:, None]
-    outputs = out + row.to(tl.int64)[None, :] * out_stride + column[:, None]
-    inside = (column < n_columns)[:, None] & (row < n_rows)[None, :]
-    if adds:
-        acc += tl.load(outputs, mask=inside, other=0.0)
-    tl.store(outputs, acc, mask=inside)
+    finish(acc, column, row, bias, out, n_rows, n_columns, out_stride, scale, biased, adds)
