@@ -9,11 +9,12 @@ from kvarn.cache.spec import align
 from kvarn.loading.encodings import ENCODINGS
 
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the package makes these
-SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of a block at which an f16 is
+# Bytes of a block at which an f16 is, and the root mean square of random numbers of the type with scales of one.
+RANDOM = {"Q3_K": ((108,), 42), "Q4_K": ((0, 2), 320), "Q5_K": ((0, 2), 650), "Q6_K": ((208,), 1370)}
 
 
 def blocks(type_name: str, shape: tuple[int, int], random: np.random.Generator, size: float = 1.0) -> NDArray[np.uint8]:
-    """Rows of weights of about this size, [rows, bytes of a row]."""
+    """Rows of weights of about this size, of both signs, [rows, bytes of a row]."""
     if type_name in QUANTIZED:
         import gguf
 
@@ -21,8 +22,9 @@ def blocks(type_name: str, shape: tuple[int, int], random: np.random.Generator, 
         return gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[type_name])
     encoding = ENCODINGS[type_name]
     found = random.integers(0, 256, (shape[0], shape[1] // encoding.block_size, encoding.block_bytes), np.uint8)
-    for at in SCALES[type_name]:
-        scales = random.uniform(1e-3, 2e-3, found.shape[:2]) * size
+    places, mean = RANDOM[type_name]
+    for at in places:
+        scales = random.uniform(0.5, 1.5, found.shape[:2]) * random.choice((-size, size), found.shape[:2]) / mean
         found[..., at : at + 2] = scales.astype("<f2")[..., None].view(np.uint8)
     return found.reshape(shape[0], -1)
 

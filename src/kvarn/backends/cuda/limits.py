@@ -7,7 +7,7 @@ by them.
 from math import prod
 
 from kvarn.backends.cuda.planes import PACKED
-from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of
+from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of, product_of
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint
@@ -45,6 +45,11 @@ def require(plan: Plan) -> None:
 def weight_bytes(checkpoint: Checkpoint) -> int:
     """Bytes of all weights on a device. The rows that pad a matrix are not counted."""
     return sum(tensor_bytes(info) for info in checkpoint.infos)
+
+
+def stored_as(info: TensorInfo) -> str:
+    """What a tensor is on a device: `f32`, `f16`, `bf16`, or the name of its planes."""
+    return "f32" if len(info.shape) == 1 else product_of(info.type)
 
 
 def tensor_bytes(info: TensorInfo) -> int:

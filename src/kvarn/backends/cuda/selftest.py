@@ -16,7 +16,8 @@ from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.emit import launch_linear
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.cuda.memory import CudaMemory
-from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, ROW_TILES, SPLIT, TYPE_BYTES, TYPES
+from kvarn.backends.cuda.planes import KINDS, Planes
+from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, PACKED_TILES, ROW_TILES, ROWS, SPLIT, TYPE_BYTES, TYPES
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
@@ -28,22 +29,40 @@ TOKENS = SPLIT + 40  # of attention: more than one split
 
 def is_exact(driver: Device) -> bool:
     random = np.random.default_rng(1)
+    if not all(_products_agree(driver, _packed(driver, planes, random), random) for planes in KINDS):
+        return False
     for form in TYPES:
-        if not _products_agree(driver, form, random):
+        if not _products_agree(driver, _plain(driver, form, random), random):
             return False
         if form != "f32" and not all(_attention_agrees(driver, form, dim, random) for dim in HEAD_DIMS):
             return False
     return True
 
 
-def _products_agree(driver: Device, form: str, random: np.random.Generator) -> bool:
+def _plain(driver: Device, form: str, random: np.random.Generator) -> Matrix:
+    weight = Allocation(driver, COLUMNS * WIDTH * TYPE_BYTES[form])
+    driver.upload(weight.address, _in_form(random.standard_normal((COLUMNS, WIDTH), np.float32), form))
+    return Matrix(form, weight, COLUMNS, WIDTH)
+
+
+def _packed(driver: Device, planes: Planes, random: np.random.Generator) -> Matrix:
+    """Any codes, and scales and offsets for weights of about one."""
+    units = planes.units(WIDTH)
+    matrix = Matrix("f16", Allocation(driver, COLUMNS * planes.row_bytes(WIDTH)), COLUMNS, WIDTH, planes, units)
+    driver.upload(matrix.address, random.integers(0, 256, planes.code_bytes(COLUMNS, WIDTH), np.uint8))
+    scales = random.uniform(1 << 13, 1 << 14, (units, planes.words, COLUMNS, 2)).astype(np.float16)
+    if planes.offsets:
+        scales[..., 1] = -random.uniform(0, 1, scales.shape[:-1])
+    driver.upload(matrix.headers, scales)
+    return matrix
+
+
+def _products_agree(driver: Device, matrix: Matrix, random: np.random.Generator) -> bool:
     """The first rows of products with more and more rows."""
-    x, weight = (Allocation(driver, rows * WIDTH * TYPE_BYTES[form]) for rows in (ROW_TILES[-1], COLUMNS))
-    for memory, rows in ((x, ROW_TILES[-1]), (weight, COLUMNS)):
-        driver.upload(memory.address, _in_form(random.standard_normal((rows, WIDTH), np.float32), form))
-    matrix = Matrix(form, weight, COLUMNS, WIDTH)
+    x = Allocation(driver, ROWS * WIDTH * TYPE_BYTES[matrix.form])
+    driver.upload(x.address, _in_form(random.standard_normal((ROWS, WIDTH), np.float32), matrix.form))
     found = []
-    for rows in (1, *ROW_TILES):
+    for rows in (1, *sorted({*ROW_TILES, *PACKED_TILES})):
         out = np.empty((rows, COLUMNS), np.float32)
         results = Allocation(driver, out.nbytes)
         launch_linear(driver, x.address, matrix, results.address, COLUMNS, rows)
