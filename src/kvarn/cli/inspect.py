@@ -164,9 +164,10 @@ def backend_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("backend", f"{facts['name']} ({facts['chosen']})")]
     if "device" in facts:
         place = f"{facts['device']}, {facts['memory']}, compute {facts['compute']}, driver {facts['driver']}"
-        kept = ", ".join(f"{each['type']} as {each['as']} {human_bytes(each['bytes'])}" for each in facts["weights"])
-        weights = f"{human_bytes(facts['weight_bytes'])} on the device: {kept}"
-        lines += [("device", place), ("weights", weights), ("kernels", facts["kernels"]), ("exact", facts["exact"])]
+        lines += [("device", place), ("weights", f"{human_bytes(facts['weight_bytes'])} on the device")]
+        for each in facts["weights"]:
+            lines.append((f"  {each['type']}", f"{each['as']}, {human_bytes(each['bytes'])}"))
+        lines += [("kernels", facts["kernels"]), ("exact", facts["exact"])]
     return lines
 
 
