@@ -13,7 +13,7 @@ QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the package makes these
 RANDOM = {"Q3_K": ((108,), 42), "Q4_K": ((0, 2), 320), "Q5_K": ((0, 2), 650), "Q6_K": ((208,), 1370)}
 
 
-def blocks(type_name: str, shape: tuple[int, int], random: np.random.Generator, size: float = 1.0) -> NDArray[np.uint8]:
+def blocks(type_name: str, shape: tuple[int, ...], random: np.random.Generator, size: float = 1.0) -> NDArray[np.uint8]:
     """Rows of weights of about this size, of both signs, [rows, bytes of a row]."""
     if type_name in QUANTIZED:
         import gguf
@@ -29,9 +29,7 @@ def blocks(type_name: str, shape: tuple[int, int], random: np.random.Generator, 
     return found.reshape(shape[0], -1)
 
 
-def planes_of(
-    type_name: str, rows: NDArray[np.uint8]
-) -> tuple[Planes, int, NDArray[np.uint16], NDArray[np.uint32]]:
+def planes_of(type_name: str, rows: NDArray[np.uint8]) -> tuple[Planes, int, NDArray[np.uint16], NDArray[np.uint32]]:
     """Planes, the power of two, codes and headers, for whole groups of rows."""
     power = pack.shift(pack.peak(rows, type_name))
     tiles, words = pack.packed(rows, type_name, power)

@@ -47,10 +47,7 @@ def write(
             numbers[0, 0] = outliers[name]
         kind = next((kind for part, kind in (others or {}).items() if part in name), type_name)
         kind = kind if len(shape) == 2 else "F32"
-        if kind in RANDOM:
-            data = blocks(kind, (shape[0], shape[1]), random, spread).tobytes()
-        else:
-            data = encode(numbers, kind)
+        data = blocks(kind, shape, random, spread).tobytes() if kind in RANDOM else encode(numbers, kind)
         tensors.append(Tensor(name, data, tuple(reversed(shape)), IDS[kind]))
     path.write_bytes(gguf([(key, *value) for key, value in keys.items()], tensors))
     return path

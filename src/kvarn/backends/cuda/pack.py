@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn import native
 from kvarn.arrays import Bytes, Floats
 from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
 from kvarn.loading.encodings import ENCODINGS
@@ -49,18 +50,23 @@ def shift(peaks: float) -> int:
 
 def packed(rows: Bytes, type_name: str, power: int) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
     """Tiles [rows, units, tiles, span] and header words [rows, units, words]. Columns behind the row are zero."""
-    planes = PACKED[type_name]
+    planes, n = PACKED[type_name], len(rows)
     with np.errstate(all="ignore"):  # a scale of a damaged file may be infinite or NaN, and stays so
         found = READ[type_name](_split(rows, type_name))
-        codes = found.codes.reshape(len(rows), -1)
-        units = planes.units(codes.shape[1])
-        tiles = _tiles(planes, _padded(codes, units * planes.unit).reshape(len(rows), units, planes.blocks, planes.span))
-        scales = np.ldexp(found.scales, 14 + planes.bits + power).astype(np.float16)
+        numbers = found.scales * np.float32(2.0 ** (14 + planes.bits + power))
         if found.offsets is not None:
-            offsets = np.ldexp(found.offsets, power).astype(np.float16)
-            scales = np.stack([scales, offsets], -1).reshape(len(rows), -1)
-    halves = _padded(scales, units * planes.words * 2)
-    return tiles, halves.view(np.uint32).reshape(len(rows), units, planes.words)
+            numbers = np.stack([numbers, found.offsets * np.float32(2.0**power)], -1)
+    codes = found.codes.reshape(n, -1)
+    units = planes.units(codes.shape[1])
+    if codes.shape[1] != units * planes.unit:
+        codes = np.pad(codes, ((0, 0), (0, units * planes.unit - codes.shape[1])))
+    halves = np.zeros((n, units * planes.words * 2), np.uint16)
+    filled = numbers.reshape(n, -1)
+    out = np.empty(filled.shape, np.uint16)
+    native.encode_f16(np.ascontiguousarray(filled, np.float32), out)
+    halves[:, : filled.shape[1]] = out
+    words = halves.view(np.uint32).reshape(n, units, planes.words)
+    return _tiles(planes, codes.reshape(n, units, planes.blocks, planes.span)), words
 
 
 def grouped(tiles: NDArray[np.uint16]) -> NDArray[np.uint16]:
@@ -73,16 +79,22 @@ def grouped(tiles: NDArray[np.uint16]) -> NDArray[np.uint16]:
 
 def _tiles(planes: Planes, codes: Codes) -> NDArray[np.uint16]:
     """codes [rows, units, blocks, span]."""
-    out = np.zeros((*codes.shape[:2], planes.tiles, planes.span), np.uint16)
-    part = np.empty((*codes.shape[:2], planes.span), np.uint16)
-    for i in range(planes.blocks):
-        part[...] = codes[:, :, i]
+    out = np.empty((*codes.shape[:2], planes.tiles, planes.span, 2), np.uint8)
+    own = out[:, :, : planes.tiles - planes.upper]
+    if planes.bits == 5:
+        first, second, third = (codes[:, :, i] for i in range(3))
+        np.bitwise_or(first, second << 5, out=own[:, :, 0, :, 0])
+        np.bitwise_or(second >> 3, third << 2, out=own[:, :, 0, :, 1])
+    else:
         if planes.upper:
-            out[:, :, -1] |= part >> planes.field << 2 * i
-            part &= (1 << planes.field) - 1
-        part <<= i % planes.each * planes.field
-        out[:, :, i // planes.each] |= part
-    return out
+            high = codes >> 4
+            for i in range(2):
+                parts = (high[:, :, 4 * i + j] << 2 * j for j in range(4))
+                out[:, :, -1, :, i] = next(parts) | next(parts) | next(parts) | next(parts)
+            codes = codes & np.uint8(15)
+        whole = codes if planes.field == 8 else codes[:, :, ::2] | codes[:, :, 1::2] << 4
+        own[..., 0], own[..., 1] = whole[:, :, ::2], whole[:, :, 1::2]
+    return out.view("<u2")[..., 0]
 
 
 def _split(rows: Bytes, type_name: str) -> Bytes:
@@ -97,10 +109,6 @@ def _half(raw: Bytes, at: int) -> Floats:
 
 def _largest(x: Floats) -> float:
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-
-
-def _padded(x: NDArray[np.generic], width: int) -> NDArray[np.generic]:
-    return x if x.shape[1] == width else np.pad(x, ((0, 0), (0, width - x.shape[1])))
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -137,7 +145,7 @@ def _q5_1(raw: Bytes) -> Blocks:
 
 
 def _q8_0(raw: Bytes) -> Blocks:
-    return Blocks(raw[..., 2:] ^ 128, _half(raw, 0), None)
+    return Blocks(raw[..., 2:] ^ np.uint8(128), _half(raw, 0), None)
 
 
 def _sixes(raw: Bytes) -> tuple[Floats, Floats]:

@@ -20,7 +20,7 @@ from kvarn.arrays import Bytes
 from kvarn.backends.cuda import pack
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.planes import PACKED, Planes
+from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
 from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint, Encoded
@@ -138,7 +138,7 @@ class Weights:
         matrix = Matrix("f16", memory, n_rows, align(width, DEPTH), planes, units, 2.0**-power)
         self._driver.fill(memory.address, 0, memory.nbytes)
         headers = np.zeros((units, planes.words, matrix.padded), np.uint32)
-        step = align(max(1, PACK_CHUNK // width), pack.GROUP)
+        step = align(max(1, PACK_CHUNK // width), GROUP)
         at, starts = memory.address, range(0, n_rows, step)
 
         def packed(start: int) -> NDArray[np.uint16]:
@@ -172,7 +172,7 @@ class Weights:
 def _slice(stored: Sequence[Encoded], start: int, stop: int) -> Iterator[tuple[Bytes, str]]:
     """Some rows of matrices one after another, with their types."""
     for each in stored:
-        if 0 < stop and start < len(each.rows):
+        if stop > 0 and start < len(each.rows):
             yield each.rows[max(start, 0) : stop], each.type
         start, stop = start - len(each.rows), stop - len(each.rows)
 

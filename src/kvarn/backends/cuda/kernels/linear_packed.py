@@ -48,7 +48,7 @@ def linear_packed(
     words = headers + column
     inputs = x + row.to(tl.int64)[None, :] * depth + k[:, None]
     acc = tl.zeros((BN, BM), tl.float32)
-    for unit in range(0, units):
+    for unit in range(units):
         if FIELD < BITS:
             upper = tl.load(tiles + OWN * 16 * SPAN)
         for i in tl.static_range(BLOCKS):
