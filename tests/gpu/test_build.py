@@ -53,7 +53,7 @@ def test_every_kernel_compiles_for_every_target() -> None:
 
 @pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
 def test_packed_products_load_while_they_multiply(planes: Planes, tmp_path: Path) -> None:
-    """In the code for sm_90: asynchronous copies, tensor cores, two weights per fma, and no weights in shared memory."""
+    """In the code for sm_90: asynchronous copies, tensor cores, two weights per fma, no weights in shared memory."""
     kernels = [specs.linear_packed(planes, rows) for rows in specs.PACKED_TILES]
     assert build.build(kernels, [90], COMPILED).failures == []
     for kernel in kernels:
