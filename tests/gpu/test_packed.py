@@ -1,5 +1,7 @@
 """Packed matrices: what planes mean, and the kernels that read them, against NumPy. What must not be read is NaN."""
 
+from types import SimpleNamespace
+
 import gguf
 import numpy as np
 import pytest
@@ -8,8 +10,10 @@ from gpu.support.driving import same_bits
 from gpu.support.launching import Board, as_stored
 from gpu.support.oracle import relative
 
-from kvarn.backends.cuda import pack, specs
-from kvarn.backends.cuda.planes import KINDS, PACKED, expanded
+from kvarn.backends.cuda import pack, selftest, specs, weights
+from kvarn.backends.cuda.planes import KINDS, PACKED, Planes, expanded
+from kvarn.loading.checkpoint import Encoded
+from kvarn.loading.progress import quiet
 
 SUM = 5e-7  # of a product, relative to the sum of the sizes of its terms
 HALF_ULP = 2.0**-11  # of f16, relative
@@ -125,3 +129,46 @@ def test_tiles_and_products() -> None:
     names = {specs.product_of(kind) for kind in (*PACKED, "Q3_K", "IQ4_XS", "F16")}
     assert names == {"packed4", "packed4+", "packed5+", "packed6", "packed8", "f16"}
     assert {specs.form_of(kind) for kind in PACKED} == {"f16"}
+
+
+def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two types, with rows that do not fill groups, packed in chunks by threads, with one power of two."""
+    monkeypatch.setattr(weights, "PACK_CHUNK", 1)
+    stored = {
+        "a": Encoded("Q4_1", (8, 512), blocks("Q4_1", (8, 512), random, 20.0)),
+        "b": Encoded("Q4_K", (35, 512), blocks("Q4_K", (35, 512), random)),
+        "c": Encoded("Q4_1", (4, 512), blocks("Q4_1", (4, 512), random)),
+    }
+    infos = [SimpleNamespace(name=name, type=each.type) for name, each in stored.items()]
+    checkpoint = SimpleNamespace(infos=infos, encoded=stored.__getitem__)
+    loaded = weights.Weights(driver, checkpoint, 3, quiet)
+    matrix = loaded.matrix("a", "b", "c")
+    planes = matrix.planes
+    assert (matrix.n_rows, matrix.padded, matrix.depth, planes) == (47, 128, 512, PACKED["Q4_K"])
+    assert loaded.nbytes == 128 * planes.row_bytes(512)
+    codes = driver.view(matrix.address, (8, matrix.units, planes.tiles, 16, planes.span), np.uint16)
+    headers = driver.view(matrix.headers, (matrix.units, planes.words, 128), np.uint32)
+    found = expanded(planes, codes, headers).astype(np.float64) * matrix.scale
+    expected = np.concatenate([true(each.type, each.rows) for each in stored.values()])
+    assert np.abs(found[:47] - expected).max() < 1e-3 * np.abs(expected).max()
+    assert np.abs(found[8:47] - expected[8:]).max() < 1e-3 * np.abs(expected[8:]).max()
+    assert not found[47:].any()
+
+
+@pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
+def test_the_self_test(driver, random, planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products are finite, and it sees one bit in one tile."""
+    matrix = selftest._packed(driver, planes, random)
+    results = []
+    download = driver.download
+    monkeypatch.setattr(driver, "download", lambda address, out: (download(address, out), results.append(out)))
+    assert selftest._products_agree(driver, matrix, random)
+    assert [len(each) for each in results] == [1, 8, 16, 32, 64, 128]
+    assert all(np.isfinite(each).all() and each.any() for each in results)
+    monkeypatch.setattr(driver, "download", lambda address, out: (download(address, out), _flip(out, 32)))
+    assert not selftest._products_agree(driver, matrix, random)
+
+
+def _flip(out: np.ndarray, n_rows: int) -> None:
+    if len(out) == n_rows:
+        out.view(np.uint32)[5, 7] ^= 1

@@ -32,10 +32,8 @@ def peak(rows: Bytes, type_name: str) -> float:
     raw, planes = _split(rows, type_name), PACKED[type_name]
     unit = 2.0 ** (14 + planes.bits)
     match type_name:
-        case "Q4_0" | "Q8_0":
+        case "Q4_0" | "Q8_0" | "Q5_0":  # the offset of Q5_0 is 16 scales, which is less
             return unit * _largest(_half(raw, 0))
-        case "Q5_0":
-            return unit * _largest(_half(raw, 0))  # its offset, 16 scales, is less than that
         case "Q4_1" | "Q5_1":
             return max(unit * _largest(_half(raw, 0)), _largest(_half(raw, 2)))
         case "Q6_K":
@@ -56,15 +54,13 @@ def packed(rows: Bytes, type_name: str, power: int) -> tuple[NDArray[np.uint16],
         numbers = found.scales * np.float32(2.0 ** (14 + planes.bits + power))
         if found.offsets is not None:
             numbers = np.stack([numbers, found.offsets * np.float32(2.0**power)], -1)
-    codes = found.codes.reshape(n, -1)
+    codes, numbers = found.codes.reshape(n, -1), np.ascontiguousarray(numbers.reshape(n, -1), np.float32)
     units = planes.units(codes.shape[1])
-    if codes.shape[1] != units * planes.unit:
-        codes = np.pad(codes, ((0, 0), (0, units * planes.unit - codes.shape[1])))
-    halves = np.zeros((n, units * planes.words * 2), np.uint16)
-    filled = numbers.reshape(n, -1)
-    out = np.empty(filled.shape, np.uint16)
-    native.encode_f16(np.ascontiguousarray(filled, np.float32), out)
-    halves[:, : filled.shape[1]] = out
+    if missing := units * planes.unit - codes.shape[1]:
+        codes = np.pad(codes, ((0, 0), (0, missing)))
+        numbers = np.pad(numbers, ((0, 0), (0, units * planes.words * 2 - numbers.shape[1])))
+    halves = np.empty(numbers.shape, np.uint16)
+    native.encode_f16(numbers, halves)
     words = halves.view(np.uint32).reshape(n, units, planes.words)
     return _tiles(planes, codes.reshape(n, units, planes.blocks, planes.span)), words
 
@@ -87,10 +83,8 @@ def _tiles(planes: Planes, codes: Codes) -> NDArray[np.uint16]:
         np.bitwise_or(second >> 3, third << 2, out=own[:, :, 0, :, 1])
     else:
         if planes.upper:
-            high = codes >> 4
-            for i in range(2):
-                parts = (high[:, :, 4 * i + j] << 2 * j for j in range(4))
-                out[:, :, -1, :, i] = next(parts) | next(parts) | next(parts) | next(parts)
+            a, b, c, d = ((codes >> 4)[:, :, i::4] for i in range(4))  # in each of the two bytes
+            out[:, :, -1] = (a | b << 2 | c << 4 | d << 6).swapaxes(2, 3)
             codes = codes & np.uint8(15)
         whole = codes if planes.field == 8 else codes[:, :, ::2] | codes[:, :, 1::2] << 4
         own[..., 0], own[..., 1] = whole[:, :, ::2], whole[:, :, 1::2]

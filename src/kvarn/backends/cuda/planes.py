@@ -45,7 +45,7 @@ class Planes:
     @property
     def field(self) -> int:
         """Bits of a code in its own tile. Those above it are in one more tile."""
-        return min(self.bits, 4) if self.bits == 6 else self.bits
+        return 4 if self.bits == 6 else self.bits
 
     @property
     def each(self) -> int:
@@ -120,7 +120,7 @@ def expanded(planes: Planes, codes: NDArray[np.uint16], headers: NDArray[np.uint
     else:
         scale = numbers.reshape(groups * GROUP, units, planes.blocks)
         offset = scale * np.float16(-(2.0**-15))
-    # A product of two f16 is exact in f64, and so is the sum with an f16 of at most 2^15: one rounding is left.
+    # In f64 the product is exact, and the sum so nearly that it rounds to f16 as the exact one does.
     with np.errstate(invalid="ignore"):  # a scale of a damaged file may be infinite
         wide = scale.astype(np.float64)[..., None] * blocks + offset.astype(np.float64)[..., None]
     return wide.astype(np.float16).reshape(groups * GROUP, units * planes.unit)
