@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.emit import launch_linear
+from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import align, ceil_div
@@ -168,7 +168,9 @@ class Board:
         out = self.room(4 * n * stride) if into is None else self.put(widened(into, stride))
         added = 0 if bias is None else self.put(np.asarray(bias, np.float32))
         given = self.put(encoded(rows, matrix.form))
-        launch_linear(self.driver, given, matrix, out, stride, n, added, int(into is not None), scale)
+        products = Products(self.driver)
+        products.reserve([matrix])
+        products.launch(given, matrix, out, stride, n, added, int(into is not None), scale)
         found = self.get(out, (n, stride), "f32")
         assert np.isnan(found[:, matrix.n_rows :]).all(), "a product wrote behind its columns"
         return found[:, : matrix.n_rows]

@@ -24,6 +24,7 @@ from kvarn.backends.cuda.buffers import Allocation, Rows, View, Workspace
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix, Weights
 from kvarn.cache.spec import ceil_div
@@ -81,6 +82,7 @@ class Emitted:
 
     operations: list[Operation]
     workspace: Workspace
+    products: Products
     last: Rows  # the input of the logits
     logits: Matrix
     hidden: Hidden
@@ -102,7 +104,7 @@ def _alone(segment: kinds.Segment) -> str:
 class _Emitter:
     def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, driver: Device) -> None:
         self.eps, self.weights, self.driver = norm_eps, weights, driver
-        self.workspace = Workspace(driver)
+        self.workspace, self.products = Workspace(driver), Products(driver)
         self.operations: list[Operation] = []
         self.kept: list[Allocation] = []
         self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads that are not emitted yet
@@ -125,7 +127,8 @@ class _Emitter:
     def emitted(self) -> Emitted:
         assert self.end is not None
         assert self.final is not None
-        return Emitted(self.operations, self.workspace, *self.end, self.final[1], self.kept)
+        self.products.reserve(self.weights.matrices)
+        return Emitted(self.operations, self.workspace, self.products, *self.end, self.final[1], self.kept)
 
     def emit(self, kind: Kind) -> None:
         match kind:
@@ -272,10 +275,10 @@ class _Emitter:
         bias = self.weights.vectors(*((s.bias, s.out.width) for s in segments)) if biased else 0
         adds = int(segments[0].into is not None)
         name = "+".join(s.matrix.removesuffix(".weight") for s in segments)
-        driver, count = self.driver, self._count()
+        products, count = self.products, self._count()
 
         def run(memory: CudaMemory, frame: Frame) -> None:
-            launch_linear(driver, x.address, matrix, out.address, out.stride, count(frame), bias, adds, scale)
+            products.launch(x.address, matrix, out.address, out.stride, count(frame), bias, adds, scale)
 
         self.operations.append(Operation(name, run))
 
@@ -334,22 +337,3 @@ class _Emitter:
             self._launch(f"select {value.id}", specs.select(), args, old.width)
             self._leave(old.rows)
 
-
-def launch_linear(
-    driver: Device,
-    x: int,
-    matrix: Matrix,
-    out: int,
-    out_stride: int,
-    n_rows: int,
-    bias: int = 0,
-    adds: int = 0,
-    scale: float = 1.0,
-) -> None:
-    """A product. The number of rows decides about the tile, and the tile about no bit of the result."""
-    if not n_rows:
-        return
-    kernel = specs.linear(matrix.form, n_rows)
-    grid = (ceil_div(matrix.n_rows, kernel.size("BN")), ceil_div(n_rows, kernel.size("BM")), 1)
-    args = (x, matrix.address, bias, out, n_rows, matrix.n_rows, matrix.depth, out_stride, scale, int(bias != 0), adds)
-    driver.launch(driver.function(kernel), grid, args)

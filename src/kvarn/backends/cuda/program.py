@@ -12,7 +12,7 @@ from kvarn.arrays import Floats
 from kvarn.backends.base import Span
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.emit import emit, launch_linear
+from kvarn.backends.cuda.emit import emit
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.backends.cuda.specs import TYPE_BYTES
@@ -51,7 +51,7 @@ class CudaProgram:
     @property
     def workspace(self) -> int:
         memory = self._emitted.workspace.memory
-        return self._logits.nbytes + (0 if memory is None else memory.nbytes)
+        return self._logits.nbytes + self._emitted.products.nbytes + (0 if memory is None else memory.nbytes)
 
     def reserve(self, tokens: int) -> None:
         """Allocate the workspace for steps of this many tokens; a larger step allocates it again."""
@@ -114,7 +114,7 @@ class CudaProgram:
         n_rows = min(frame.n_wanted - start, LOGIT_ROWS)
         if n_rows > 0:
             x = last.address + start * last.stride * TYPE_BYTES[last.form]
-            launch_linear(self._driver, x, matrix, self._logits.address, self._vocabulary, n_rows)
+            self._emitted.products.launch(x, matrix, self._logits.address, self._vocabulary, n_rows)
         return n_rows
 
     def fetch_logits(self, frame: Frame) -> Floats:
