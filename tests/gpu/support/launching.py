@@ -114,18 +114,14 @@ class Board:
         self.rows(specs.add(), n, width, self.put(widened(x, stride)), out, width, stride, width + 2 * spare)
         return self.get(out, (n, width + 2 * spare), "f32")[:, :width]
 
-    def convert(self, form: str, x: Array, spare: int = 0) -> Array:
-        (n, width), stride, out_stride = x.shape, x.shape[1] + spare, align(x.shape[1], specs.DEPTH)
-        out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
-        self.rows(specs.convert(form), n, width, self.put(widened(x, stride)), out, width, stride, out_stride)
-        return self.get(out, (n, out_stride), form)
-
-    def select(self, rows: Sequence[int], x: Array, spare: int = 0) -> Array:
-        width, stride = x.shape[1], x.shape[1] + spare
-        out = self.room(4 * len(rows) * width)
+    def select(self, form: str, rows: Sequence[int], x: Array, spare: int = 0) -> Array:
+        """With the padding, which the kernel leaves as it is: zero."""
+        width, stride, out_stride = x.shape[1], x.shape[1] + spare, align(x.shape[1], specs.DEPTH)
+        out = self.room(len(rows) * out_stride * specs.TYPE_BYTES[form], 0)
         given = self.put(np.array(rows, np.int32)), self.put(widened(x, stride))
-        self.rows(specs.select(), len(rows), width, *given, out, width, stride, width)
-        return self.get(out, (len(rows), width), "f32")
+        code = specs.FORM_CODES[form]
+        self.rows(specs.select(), len(rows), width, *given, out, width, stride, out_stride, code)
+        return self.get(out, (len(rows), out_stride), form)
 
     def gate(self, activation: str, form: str, gate: Array, up: Array, scale: float = 1.0, spare: int = 0) -> Array:
         (n, width), stride, out_stride = gate.shape, gate.shape[1] + spare, align(gate.shape[1], specs.DEPTH)

@@ -238,7 +238,8 @@ class Driver:
 
     def capture(self, launches: Callable[[], None]) -> Graph:
         modes = self._api.CUstreamCaptureMode
-        self._call(self._api.cuStreamBeginCapture(self._stream, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        # Relaxed: meanwhile Python may collect an object whose memory is given back.
+        self._call(self._api.cuStreamBeginCapture(self._stream, modes.CU_STREAM_CAPTURE_MODE_RELAXED))
         try:
             launches()
         except BaseException:

@@ -1,7 +1,7 @@
 """Emits the launches of a model from its fused graph. Decides about memory and about forms.
 
-- A value that only matrices read exists in the forms of these matrices. Norms and gates write it so; the
-  output of attention is f32 and is converted before the product.
+- A value that only matrices read exists in the forms of these matrices: norms, gates and attention write
+  it so. The output of the last attention is f32 until the wanted rows are selected.
 - Matrices that read one value and have one form are one product. Its outputs lie side by side.
 - After the last read of a value, its rows hold another one of the same shape. Everything runs in the
   order of the list, so no launch overwrites what an earlier one still reads.
@@ -114,6 +114,7 @@ class _Emitter:
                 self.forms[kind.x] = list(dict.fromkeys(weights.form(s.matrix) for s in kind.segments))
             elif isinstance(kind, kinds.Logits):
                 self.forms[kind.x] = [weights.form(kind.weight)]
+        self.narrowed = {x for kind in fused if isinstance(kind, kinds.Select) for x in kind.values}
         self.views: dict[Value, View] = {}  # values in f32
         self.formed: dict[Value, dict[str, Rows]] = {}  # values in the forms of matrices
         self.scaled: dict[Value, float] = {}  # by what the outputs of a product of this value are multiplied
@@ -193,21 +194,10 @@ class _Emitter:
         self.formed[value] = {form: self._rows(form, value.width, True, 1) for form in self.forms[value]}
         return list(self.formed[value].values())
 
-    def _form(self, value: Value) -> None:
-        """The output of attention is f32: convert it."""
-        if value in self.formed:
-            return
-        view = self.views[value]
-        for rows in self._outputs(value):
-            args = (view, rows, value.width, view.stride, rows.stride)
-            self._launch(f"round {value.id}", specs.convert(rows.form), args, value.width)
-
     def _close(self, value: Value) -> None:
         """The product that reads a value was emitted: its forms are free."""
         for rows in self.formed.pop(value).values():
             self._leave(rows)
-        if value in self.views:
-            self._read(value)
 
     # -- launches --------------------------------------------------------------------------------------------------
 
@@ -251,7 +241,6 @@ class _Emitter:
         self._launch(f"add {kind.out.id}", specs.add(), (x, into, x.width, x.stride, into.stride), x.width)
 
     def _product(self, kind: kinds.Product) -> None:
-        self._form(kind.x)
         for (form, _), found in groupby(kind.segments, key=lambda s: (self.weights.form(s.matrix), _alone(s))):
             segments = list(found)
             if segments[0].into is not None:
@@ -292,7 +281,10 @@ class _Emitter:
             self._launch(f"gate {kind.out.id}", specs.gate(kind.activation, out.form), args, gate.width)
 
     def _attention(self, kind: kinds.Attention) -> None:
-        out = self._view(kind.out)  # before q, k and v are read: their rows are still in use
+        if len(self.forms.get(kind.out, ())) != 1:
+            raise KvarnError("the model's attention is not read by one matrix: the cuda backend cannot run it")
+        # Before q, k and v are read: their rows are still in use.
+        (out,) = [self._view(kind.out).rows] if kind.out in self.narrowed else self._outputs(kind.out)
         queries = self._rows("f32", kind.q.width, False, 1)  # of the cells' type, which needs no more room
         qkv = [self._read(x) for x in (kind.q, kind.k, kind.v)]
         self._leave(queries)
@@ -306,10 +298,10 @@ class _Emitter:
             memory.store(layer, frame, (heads[0], heads[1]), qkv, (norms[0], norms[1]), rope, eps, queries.address)
 
         def prefill(memory: CudaMemory, frame: Frame) -> None:
-            memory.prefill(layer, frame, queries.address, out.address, scale)
+            memory.prefill(layer, frame, queries.address, out, scale)
 
         def decode(memory: CudaMemory, frame: Frame) -> None:
-            memory.decode(layer, frame, queries.address, out.address, scale)
+            memory.decode(layer, frame, queries.address, out, scale)
 
         self.operations.append(Operation(f"store {layer}", store))
         self.operations.append(Operation(f"prefill {layer}", prefill, "prefill"))
@@ -332,8 +324,8 @@ class _Emitter:
         self.selected = True
         for value in kind.values:
             old = self.views.pop(value)
-            new = self._view(value)
-            args = (Input("wanted"), old, new, old.width, old.stride, new.stride)
-            self._launch(f"select {value.id}", specs.select(), args, old.width)
+            for new in self._outputs(value) if value in self.forms else [self._view(value).rows]:
+                code = specs.FORM_CODES[new.form]
+                args = (Input("wanted"), old, new, old.width, old.stride, new.stride, code)
+                self._launch(f"select {value.id}", specs.select(), args, old.width)
             self._leave(old.rows)
-

@@ -17,6 +17,7 @@ Constant = int | float | str
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
 TYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form of their output at run time
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
@@ -136,7 +137,7 @@ def linear(form: str, tile: Tile, mode: str) -> Kernel:
     `shared` one also computes one split."""
     text = (
         "x:*F weight:*F bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 depth:i32 "
-        "out_stride:i64 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
+        "out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
     )
     sizes = (("BM", tile.rows), ("BN", tile.columns), ("BK", tile.depth), ("DEPTH", DEPTH), ("GROUP", ROW_GROUP))
     constants = (*sizes, ("MODE", mode))
@@ -163,14 +164,8 @@ def add() -> Kernel:
 
 
 @cache
-def convert(form: str) -> Kernel:
-    text = "x:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32"
-    return Kernel("convert", _arguments(text, F=TYPES[form]), (("BLOCK", STRETCH),))
-
-
-@cache
 def select() -> Kernel:
-    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32"
+    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32 form:i32"
     return Kernel("select", _arguments(text), (("BLOCK", STRETCH),))
 
 
@@ -223,7 +218,7 @@ def decode(codec: str, dim: int) -> Kernel:
 def prefill(codec: str, dim: int) -> Kernel:
     block = head_block(dim)
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
-    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32"
+    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
     constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
     aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
     return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, aligned, stages=1)
@@ -231,7 +226,10 @@ def prefill(codec: str, dim: int) -> Kernel:
 
 @cache
 def reduce() -> Kernel:
-    text = "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32"
+    text = (
+        "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 "
+        "out_stride:i32 form:i32"
+    )
     return Kernel("reduce", _arguments(text), (("BD", LARGEST_HEAD),), warps=1)
 
 
@@ -251,7 +249,7 @@ def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
     found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4)]
     for kind in TYPES:
-        found += [embed(kind), norm(kind), rotate(kind), convert(kind)]
+        found += [embed(kind), norm(kind), rotate(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]
         found += [linear(kind, *tile) for tile in tiles(kind)]
         found += [make(kind, dim) for dim in HEAD_DIMS for make in (decode, prefill)]

@@ -50,19 +50,22 @@ def linear(
     k = tl.arange(0, BK)
     weights = weight + column.to(tl.int64)[:, None] * depth + k[None, :]
     inputs = x + row.to(tl.int64)[None, :] * depth + k[:, None]
+    rows, columns = n_rows - row_tile * BM, n_columns - column_tile * BN
+    bias += column_tile * BN
+    out += (row_tile * BM).to(tl.int64) * out_stride + column_tile * BN
     if MODE == "turns":
         total = tl.zeros((BN, BM), tl.float32)
         for split in range(splits):
             total += summed(weights, inputs, split, share, depth, BM, BN, BK, DEPTH)
-        finish(total, bias, out, row, column, n_rows, n_columns, out_stride, scale, biased, adds)
+        finish(total, bias, out, rows, columns, out_stride, scale, biased, adds, BM, BN)
     elif MODE == "whole":
         total = summed(weights, inputs, 0, share, depth, BM, BN, BK, DEPTH)
-        finish(total, bias, out, row, column, n_rows, n_columns, out_stride, scale, biased, adds)
+        finish(total, bias, out, rows, columns, out_stride, scale, biased, adds, BM, BN)
     else:
         split = tl.program_id(1)
         part = summed(weights, inputs, split, share, depth, BM, BN, BK, DEPTH)
         if splits == 1:
-            finish(part, bias, out, row, column, n_rows, n_columns, out_stride, scale, biased, adds)
+            finish(part, bias, out, rows, columns, out_stride, scale, biased, adds, BM, BN)
         else:
             sums = partial + tile.to(tl.int64) * splits * (BN * BM)
             at = tl.arange(0, BN)[:, None] + tl.arange(0, BM)[None, :] * BN
@@ -74,7 +77,7 @@ def linear(
                 for i in range(splits):
                     total += tl.load(sums + i * (BN * BM) + at, cache_modifier=".cg")
                 tl.store(counters + tile, 0)
-                finish(total, bias, out, row, column, n_rows, n_columns, out_stride, scale, biased, adds)
+                finish(total, bias, out, rows, columns, out_stride, scale, biased, adds, BM, BN)
 
 
 @triton.jit
@@ -104,12 +107,14 @@ def summed(
 
 
 @triton.jit
-def finish(acc, bias, out, row, column, n_rows, n_columns, out_stride, scale, biased, adds):
+def finish(acc, bias, out, rows, columns, out_stride, scale, biased, adds, BM: tl.constexpr, BN: tl.constexpr):
+    """A tile of results, of which `rows` and `columns` exist. Offsets inside of a tile have 32 bits."""
+    row, column = tl.arange(0, BM), tl.arange(0, BN)
+    inside = (column < columns)[:, None] & (row < rows)[None, :]
     acc *= scale
     if biased:
-        acc += tl.load(bias + column, mask=column < n_columns, other=0.0)[:, None]
-    outputs = out + row.to(tl.int64)[None, :] * out_stride + column[:, None]
-    inside = (column < n_columns)[:, None] & (row < n_rows)[None, :]
+        acc += tl.load(bias + column, mask=column < columns, other=0.0)[:, None]
+    outputs = out + (row[None, :] * out_stride + column[:, None])
     if adds:
         acc += tl.load(outputs, mask=inside, other=0.0)
     tl.store(outputs, acc, mask=inside)

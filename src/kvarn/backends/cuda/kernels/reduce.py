@@ -1,13 +1,17 @@
-"""Adds the splits of `decode` in ascending order and divides: one query head of one token per program."""
+"""Adds the splits of `decode` in ascending order and divides: one query head of one token per program.
+
+The result is in the form that the output matrix takes. A token that sees no key becomes NaN.
+"""
 
 import triton
 import triton.language as tl
 
 from kvarn.backends.cuda.kernels.attention import factors, fold
+from kvarn.backends.cuda.kernels.form import store_in_form
 
 
 @triton.jit
-def reduce(partial, peaks, masses, tokens, out, n_splits, n_heads, dim, BD: tl.constexpr):
+def reduce(partial, peaks, masses, tokens, out, n_splits, n_heads, dim, out_stride, form, BD: tl.constexpr):
     which = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, BD)
@@ -25,4 +29,5 @@ def reduce(partial, peaks, masses, tokens, out, n_splits, n_heads, dim, BD: tl.c
         mass = fold(mass, split_mass, old, new, empty)
         acc = fold(acc, part, old, new, empty)
     token = tl.load(tokens + which).to(tl.int64)
-    tl.store(out + (token * n_heads + head) * dim + d, tl.div_rn(acc, tl.broadcast_to(mass, (BD,))), mask=inside)
+    result = tl.div_rn(acc, tl.broadcast_to(mass, (BD,)))
+    store_in_form(form, out, token * out_stride + head * dim + d, result, inside)
