@@ -39,9 +39,9 @@ def batch_of(loaded: Loaded, context: int, max_seqs: int, **settings) -> Batch:
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("settings", [{}, SLIDING], ids=["paged", "sliding"])
 def test_three_sequences_in_a_bucket_of_four(cuda, tmp_path: Path, architecture: str, settings: dict) -> None:
-    """Lengths below, at and beyond the window; the table of one is shifted."""
+    """Lengths beyond, at and below the window. The first table is shifted, and rows that pad the bucket name it."""
     loaded = Loaded(write(tmp_path / "tiny.gguf", architecture, "BF16", TWO), cuda, max_tokens=64)
-    texts = {seq: text(n + 4, n) for seq, n in enumerate((3, 18, 45))}
+    texts = {seq: text(n + 4, n) for seq, n in enumerate((45, 18, 3))}
     batch = batch_of(loaded, 64, 3, **settings)
     for seq, tokens in texts.items():
         batch.step({seq: tokens[:-4]})
@@ -53,6 +53,24 @@ def test_three_sequences_in_a_bucket_of_four(cuda, tmp_path: Path, architecture:
     for seq, tokens in texts.items():
         alone = loaded.logits(tokens, len(tokens), len(tokens) - 5, **settings)
         assert same_bits(np.concatenate([each[seq] for each in rows]), alone[-4:]), seq
+
+
+def test_products_with_a_split_depth(cuda, tmp_path: Path) -> None:
+    """A graph has a program per split; a prompt of more rows than SHARED_ROWS has one for all of them."""
+    size = replace(ONE, feed_forward=2100)
+    loaded = Loaded(write(tmp_path / "tiny.gguf", "llama", "BF16", size), cuda, max_tokens=16)
+    tokens = text(specs.SHARED_ROWS + 2)
+    whole = loaded.logits(tokens, len(tokens), 0)
+    launched = cuda._driver.launches("linear")
+    assert "turns" in {dict(call.kernel.constants)["MODE"] for call in launched}
+    batch = batch_of(loaded, 300, 3)
+    batch.step({0: tokens[:-2], 1: tokens[:9], 2: tokens[:1]})
+    for i in range(2):
+        rows = batch.step({0: [tokens[i - 2]], 1: [tokens[9 + i]], 2: [tokens[1 + i]]})
+        for seq, pos in ((0, len(tokens) - 2 + i), (1, 9 + i), (2, 1 + i)):
+            assert same_bits(rows[seq], whole[pos : pos + 1]), (seq, pos)
+    assert loaded.program.graphs.replayed == 2
+    assert 2 in {call.grid[1] for call in cuda._driver.launches("linear")[len(launched) :]}
 
 
 def test_batches_that_grow_and_shrink(loaded: Loaded) -> None:
@@ -74,18 +92,18 @@ def test_batches_that_grow_and_shrink(loaded: Loaded) -> None:
 def test_context_that_grows_over_the_edges_of_buckets_of_splits(loaded: Loaded) -> None:
     """One, two and three splits: the last two are in buckets of 2 and 4."""
     batch = batch_of(loaded, 1100, 2)
-    texts = {0: text(520), 1: text(12, 1)}
-    batch.step({0: texts[0][:254], 1: texts[1][:4]})
-    whole = loaded.logits(texts[0], len(texts[0]), 0)
+    tokens = text(514)
+    batch.step({0: tokens[:255], 1: [1, 2]})
+    whole = loaded.logits(tokens, len(tokens), 0)
     splits = []
-    for start, stop in ((254, 259), (510, 515)):
+    for start, stop in ((255, 258), (511, 514)):
         if batch.lengths[0] < start:
-            batch.step({0: texts[0][batch.lengths[0] : start]})
+            batch.step({0: tokens[batch.lengths[0] : start]})
         for pos in range(start, stop):
-            rows = batch.step({0: [texts[0][pos]], 1: [5]})
+            rows = batch.step({0: [tokens[pos]], 1: [5]})
             assert same_bits(rows[0], whole[pos : pos + 1]), pos
             splits.append(loaded.backend._driver.launches("decode")[-1].grid[0])
-    assert splits == [1, 1, 2, 2, 2, 2, 2, 4, 4, 4]
+    assert splits == [1, 2, 2, 2, 4, 4]
 
 
 def test_graphs_are_dropped_when_memory_moves(loaded: Loaded) -> None:
