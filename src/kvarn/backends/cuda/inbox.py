@@ -1,11 +1,12 @@
 """The integers of a step on the device: one copy from page-locked memory per step.
 
-    tokens | positions | rows | wanted | singles | runs | counts | cells of each group     `capacity` each
+    tokens | positions | rows | wanted | singles | runs | counts | cells of each group     one room each
     edits of the tables | moves                                                            as many as there are
 
-Two buffers on the host are used in turn: while one is copied, the other is filled. The addresses of the
-first part change only when a larger step comes. A step of single tokens has its arrays padded to a bucket
-of rows, so that a graph of launches can read them (graphs.py).
+Two buffers on the host are used in turn: while one is copied, the other is filled. A step of single tokens
+has its arrays padded to a bucket of rows, so that a graph of launches can read them (graphs.py). Their room
+is the bucket, and in other steps that of the largest step so far. So the addresses of a bucket's arrays
+change only when a larger step comes.
 """
 
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ class Inbox:
         bucket = in_bucket(n) if 0 < n == len(single) == len(wanted) <= BUCKETS[-1] else 0
         writer = self._begin(max(n, bucket), variable)
 
-        put, capacity = writer.put, self._capacity
+        put, capacity = writer.put, bucket or self._capacity
         frame = Frame(step, n, len(wanted), len(single), len(several), int(new.max(initial=0)), bucket)
         spare = np.arange(n, bucket)
         first, nowhere = np.zeros_like(spare), np.full_like(spare, NOWHERE)
