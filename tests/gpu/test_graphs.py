@@ -22,7 +22,7 @@ from kvarn.engine.params import SamplingParams
 
 ONE = replace(GOLDEN, n_layers=1, window=10)
 TWO = replace(GOLDEN, n_layers=2, window=20)
-SLIDING = dict(strategy="sliding", window=20, block_size=16)
+SLIDING = dict(strategy="sliding", window=20, block_size=16, max_chunk=16)
 
 
 @pytest.fixture
@@ -41,17 +41,20 @@ def batch_of(loaded: Loaded, context: int, max_seqs: int, **settings) -> Batch:
 def test_three_sequences_in_a_bucket_of_four(cuda, tmp_path: Path, architecture: str, settings: dict) -> None:
     """Lengths beyond, at and below the window. The first table is shifted, and rows that pad the bucket name it."""
     loaded = Loaded(write(tmp_path / "tiny.gguf", architecture, "BF16", TWO), cuda, max_tokens=64)
-    texts = {seq: text(n + 4, n) for seq, n in enumerate((45, 18, 3))}
-    batch = batch_of(loaded, 64, 3, **settings)
+    texts = {seq: text(n + 4, n) for seq, n in enumerate((70, 18, 3))}
+    batch = batch_of(loaded, 96, 3, **settings)
     for seq, tokens in texts.items():
-        batch.step({seq: tokens[:-4]})
+        for start in range(0, len(tokens) - 4, 16):
+            batch.step({seq: tokens[:-4][start : start + 16]})
+    if settings:
+        assert batch.memory.driver.view(batch.memory._groups[0].shifts, (3,), np.int32).tolist() == [2, 0, 0]
     graphs = loaded.program.graphs
     done = graphs.captured, graphs.replayed
     rows = [batch.step({seq: [texts[seq][batch.lengths[seq]]] for seq in texts}) for _ in range(4)]
     assert (graphs.captured - done[0], graphs.replayed - done[1]) == (1, 4)
     assert all(call.grid[0] == 4 for call in cuda._driver.launches("rotate")[-8:]), "rows of the bucket"
     for seq, tokens in texts.items():
-        alone = loaded.logits(tokens, len(tokens), len(tokens) - 5, **settings)
+        alone = loaded.logits(tokens, 16, len(tokens) - 5, **settings)
         assert same_bits(np.concatenate([each[seq] for each in rows]), alone[-4:]), seq
 
 

@@ -124,7 +124,8 @@ class CudaMemory:
             return
         group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
         spec, partial = group.spec, self._scratch.address
-        function, reduce = (self.driver.function(k) for k in (specs.decode(self.codec, spec.k_dim), specs.reduce()))
+        kernels = (specs.decode(self.codec, spec.k_dim), specs.reduce(spec.v_dim))
+        function, reduce = (self.driver.function(kernel) for kernel in kernels)
         args = self._arguments(layer, frame, q, scale)
         parts = ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
         results = n_splits * spec.n_heads  # of one token

@@ -24,6 +24,7 @@ LARGEST_HEAD = HEAD_DIMS[-1]
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
+SPLITS_TOGETHER = 8  # splits that `reduce` loads at a time
 GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` computes
 PREFILL_ROWS = 64  # query rows of a program of `prefill`
 ROWS = 128  # workspaces have a multiple of this many rows
@@ -220,17 +221,23 @@ def prefill(codec: str, dim: int) -> Kernel:
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
     text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
     constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
-    aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
+    aligned = (
+        ("dim", HEAD_MULTIPLE),
+        ("out_stride", HEAD_MULTIPLE),
+        *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()),
+    )
     return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, aligned, stages=1)
 
 
 @cache
-def reduce() -> Kernel:
+def reduce(dim: int) -> Kernel:
     text = (
         "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 "
         "out_stride:i32 form:i32"
     )
-    return Kernel("reduce", _arguments(text), (("BD", LARGEST_HEAD),), warps=1)
+    constants = (("BD", head_block(dim)), ("TOGETHER", SPLITS_TOGETHER))
+    aligned = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE))
+    return Kernel("reduce", _arguments(text), constants, aligned, warps=1)
 
 
 @cache
@@ -247,7 +254,8 @@ def edit() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4)]
+    found = [add(), angles(), edit(), norm_add(), select(), copy(2), copy(4)]
+    found += [reduce(dim) for dim in HEAD_DIMS]
     for kind in TYPES:
         found += [embed(kind), norm(kind), rotate(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]
