@@ -47,36 +47,20 @@ class Products:
         bias: int = 0,
         adds: int = 0,
         scale: float = 1.0,
+        tiled: tuple[specs.Tile, str] | None = None,
     ) -> None:
-        """out = scale x matrix + bias, or out += the same. x, out and bias are addresses; a bias may be 0."""
-        if n_rows:
-            tile, mode = specs.tile_for(matrix.form, n_rows, matrix.n_rows, matrix.splits)
-            args = (scale, int(bias != 0), adds)
-            self.launch_tiles(tile, mode, x, matrix, out, out_stride, n_rows, bias, args)
-
-    def launch_tiles(
-        self,
-        tile: specs.Tile,
-        mode: str,
-        x: int,
-        matrix: Matrix,
-        out: int,
-        out_stride: int,
-        n_rows: int,
-        bias: int = 0,
-        rest: tuple[float, int, int] = (1.0, 0, 0),  # scale, whether there is a bias, whether it adds
-    ) -> None:
-        """With a tile of one's own choice."""
-        grid = (
-            ceil_div(matrix.n_rows, tile.columns) * ceil_div(n_rows, tile.rows),
-            matrix.splits if mode == "shared" else 1,
-            1,
-        )
+        """out = scale x matrix + bias, or out += the same. x, out and bias are addresses; a bias may be 0. The tile
+        follows from the number of rows, if it is not given."""
+        if not n_rows:
+            return
+        tile, mode = tiled or specs.tile_for(matrix.form, n_rows, matrix.n_rows, matrix.splits)
+        n_tiles = ceil_div(matrix.n_rows, tile.columns) * ceil_div(n_rows, tile.rows)
+        grid = (n_tiles, matrix.splits if mode == "shared" else 1, 1)
         partial, counters = (0 if memory is None else memory.address for memory in (self._partial, self._counters))
         share = ceil_div(matrix.depth // specs.DEPTH, matrix.splits)
         args = (
             *(x, matrix.address, bias, out, partial, counters),
             *(n_rows, matrix.n_rows, matrix.depth, out_stride),
-            *(*rest, matrix.splits, share),
+            *(scale, int(bias != 0), adds, matrix.splits, share),
         )
         self._driver.launch(self._driver.function(specs.linear(matrix.form, tile, mode)), grid, args)

@@ -50,7 +50,7 @@ def _products_agree(driver: Device, form: str, random: np.random.Generator) -> b
                 continue
             out = np.empty((tile.rows, COLUMNS), np.float32)
             results = Allocation(driver, out.nbytes)
-            products.launch_tiles(tile, mode, x.address, matrix, results.address, COLUMNS, tile.rows)
+            products.launch(x.address, matrix, results.address, COLUMNS, tile.rows, tiled=(tile, mode))
             driver.download(results.address, out)
             found.append(out)
         if not all(_same(found[-1][: len(each)], each) for each in found):
