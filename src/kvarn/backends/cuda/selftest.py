@@ -1,7 +1,7 @@
 """Whether this device computes a row with the same bits whatever the shape of its tile.
 
 NVIDIA does not promise it. It was seen on the devices that docs/gpu.md lists, for sums that run through
-one accumulator in order. So the backend tries it when it opens: products of every tile, and attention
+one accumulator in order. So the backend tries it when it opens: products of every tile and split, and attention
 token by token against attention in one step. If bits differ, the backend says `exact: no` and works.
 """
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from kvarn.arrays import Floats
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.emit import launch_linear
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.cuda.memory import CudaMemory
-from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, ROW_TILES, SPLIT, TYPE_BYTES, TYPES
+from kvarn.backends.cuda.products import Products
+from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, LEAST_SPLIT, ROWS, SPLIT, TYPE_BYTES, TYPES, tiles
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
-WIDTH = 512  # numbers of a row of the products
+DEPTHS = (512, 2 * LEAST_SPLIT)  # of the products: one split, and two
 TOKENS = SPLIT + 40  # of attention: more than one split
 
 
@@ -37,19 +37,25 @@ def is_exact(driver: Device) -> bool:
 
 
 def _products_agree(driver: Device, form: str, random: np.random.Generator) -> bool:
-    """The first rows of products with more and more rows."""
-    x, weight = (Allocation(driver, rows * WIDTH * TYPE_BYTES[form]) for rows in (ROW_TILES[-1], COLUMNS))
-    for memory, rows in ((x, ROW_TILES[-1]), (weight, COLUMNS)):
-        driver.upload(memory.address, _in_form(random.standard_normal((rows, WIDTH), np.float32), form))
-    matrix = Matrix(form, weight, COLUMNS, WIDTH)
-    found = []
-    for rows in (1, *ROW_TILES):
-        out = np.empty((rows, COLUMNS), np.float32)
-        results = Allocation(driver, out.nbytes)
-        launch_linear(driver, x.address, matrix, results.address, COLUMNS, rows)
-        driver.download(results.address, out)
-        found.append(out)
-    return all(_same(found[-1][: len(each)], each) for each in found)
+    """Every tile, with one split of the depth and with several."""
+    for depth in DEPTHS:
+        x, weight = (Allocation(driver, rows * depth * TYPE_BYTES[form]) for rows in (ROWS, COLUMNS))
+        for memory, rows in ((x, ROWS), (weight, COLUMNS)):
+            driver.upload(memory.address, _in_form(random.standard_normal((rows, depth), np.float32), form))
+        matrix, products = Matrix(form, weight, COLUMNS, depth), Products(driver)
+        products.reserve([matrix])
+        found = []
+        for tile, mode in tiles(form):
+            if mode == "whole" and matrix.splits > 1:
+                continue
+            out = np.empty((tile.rows, COLUMNS), np.float32)
+            results = Allocation(driver, out.nbytes)
+            products.launch(x.address, matrix, results.address, COLUMNS, tile.rows, tiled=(tile, mode))
+            driver.download(results.address, out)
+            found.append(out)
+        if not all(_same(found[-1][: len(each)], each) for each in found):
+            return False
+    return True
 
 
 def _attention_agrees(driver: Device, codec: str, dim: int, random: np.random.Generator) -> bool:

@@ -11,23 +11,30 @@ which the matrix is stored).
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 Constant = int | float | str
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
 TYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form of their output at run time
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
+SPLITS_TOGETHER = 8  # splits that `reduce` loads at a time
 GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` computes
 PREFILL_ROWS = 64  # query rows of a program of `prefill`
-ROW_TILES = (16, 64, 128)  # rows of a program of `linear`
-ROWS = ROW_TILES[-1]  # workspaces have a multiple of this many rows
-COLUMNS = 128  # matrices are padded to a multiple of this many rows (columns of the output)
-DEPTH = 64  # matrices and their inputs are padded to a multiple of this many columns
+ROWS = 128  # workspaces have a multiple of this many rows
+COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of the output)
+DEPTH = 128  # matrices and their inputs are padded to a multiple of this many columns
+SHARED_ROWS = 256  # most rows of a product whose splits are computed by several programs
+ROW_GROUP = 8  # row tiles that take turns over one tile of weights, while it is in the device's cache
+FILLED = 264  # programs that keep a large device busy with one row
+LEAST_SPLIT = 1024  # numbers of a split of the depth
+MOST_SPLITS = 8
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
@@ -88,21 +95,61 @@ def norm_add() -> Kernel:
     return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH),))
 
 
-@cache
-def linear(form: str, rows: int) -> Kernel:
-    """For steps of up to this many rows; the largest tile is for all larger ones."""
-    tile = next((each for each in ROW_TILES if rows <= each), ROWS)
-    text = (
-        "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 scale:fp32 biased:i32 "
-        "adds:i32"
-    )
-    columns, depth, warps, stages = 64, 64, 4, 3
+class Tile(NamedTuple):
+    """Of `linear`: rows, columns and depth of a tile. It has no effect on a bit, and stages are lowered where shared
+    memory is small."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+SMALL_TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 64, 8, 4))
+NARROW_TILE = Tile(16, 32, 128, 4, 4)  # a few rows of a small matrix: more programs
+TURNS_TILE = Tile(128, 128, 64, 8, 3)  # two accumulators
+LARGE_TILE = Tile(128, 256, 64, 8, 3)
+F32_TILE = Tile(16, 32, 32, 4, 1)
+
+
+def splits_of(n_rows: int, depth: int) -> int:
+    """Parts of a matrix's depth that are summed up by themselves: a part of the arithmetic. Only the shape of the
+    matrix decides: enough programs for one row, and not too short."""
+    most = min(FILLED // -(-n_rows // SMALL_TILES[0].columns), depth // LEAST_SPLIT, MOST_SPLITS)
+    return 1 << max(most, 1).bit_length() - 1
+
+
+def tile_for(form: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]:
+    """The tile of a product of this many input rows with a matrix of `n_rows`, and who adds its splits."""
+    mode = "whole" if splits == 1 else "shared" if rows <= SHARED_ROWS else "turns"
     if form == "f32":
-        tile, columns, depth, stages = 16, 32, 32, 1
-    elif tile == ROWS:
-        columns, warps = 128, 8
-    constants = (("BM", tile), ("BN", columns), ("BK", depth))
-    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), warps, stages)
+        return F32_TILE, "turns" if mode == "turns" else "shared"
+    if rows > SHARED_ROWS:
+        return (LARGE_TILE, mode) if splits == 1 else (TURNS_TILE, mode)
+    if rows <= NARROW_TILE.rows and -(-n_rows // SMALL_TILES[0].columns) * splits < FILLED // 2:
+        return NARROW_TILE, "shared"
+    return next((tile for tile in SMALL_TILES if rows <= tile.rows), SMALL_TILES[-1]), "shared"
+
+
+@cache
+def linear(form: str, tile: Tile, mode: str) -> Kernel:
+    """mode: `whole` for one split, `shared` for a program per split, `turns` for one program with all splits. A
+    `shared` one also computes one split."""
+    text = (
+        "x:*F weight:*F bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 depth:i32 "
+        "out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
+    )
+    sizes = (("BM", tile.rows), ("BN", tile.columns), ("BK", tile.depth), ("DEPTH", DEPTH), ("GROUP", ROW_GROUP))
+    constants = (*sizes, ("MODE", mode))
+    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), tile.warps, tile.stages)
+
+
+def tiles(form: str) -> list[tuple[Tile, str]]:
+    """All that `tile_for` chooses from."""
+    if form == "f32":
+        return [(F32_TILE, "shared"), (F32_TILE, "turns")]
+    return [(tile, "shared") for tile in (NARROW_TILE, *SMALL_TILES)] + [(TURNS_TILE, "turns"), (LARGE_TILE, "whole")]
 
 
 @cache
@@ -118,14 +165,8 @@ def add() -> Kernel:
 
 
 @cache
-def convert(form: str) -> Kernel:
-    text = "x:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32"
-    return Kernel("convert", _arguments(text, F=TYPES[form]), (("BLOCK", STRETCH),))
-
-
-@cache
 def select() -> Kernel:
-    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32"
+    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32 form:i32"
     return Kernel("select", _arguments(text), (("BLOCK", STRETCH),))
 
 
@@ -178,16 +219,25 @@ def decode(codec: str, dim: int) -> Kernel:
 def prefill(codec: str, dim: int) -> Kernel:
     block = head_block(dim)
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
-    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32"
+    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
     constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
-    aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
+    aligned = (
+        ("dim", HEAD_MULTIPLE),
+        ("out_stride", HEAD_MULTIPLE),
+        *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()),
+    )
     return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, aligned, stages=1)
 
 
 @cache
-def reduce() -> Kernel:
-    text = "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32"
-    return Kernel("reduce", _arguments(text), (("BD", LARGEST_HEAD),), warps=1)
+def reduce(dim: int) -> Kernel:
+    text = (
+        "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 "
+        "out_stride:i32 form:i32"
+    )
+    constants = (("BD", head_block(dim)), ("TOGETHER", SPLITS_TOGETHER))
+    aligned = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE))
+    return Kernel("reduce", _arguments(text), constants, aligned, warps=1)
 
 
 @cache
@@ -204,10 +254,11 @@ def edit() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4)]
+    found = [add(), angles(), edit(), norm_add(), select(), copy(2), copy(4)]
+    found += [reduce(dim) for dim in HEAD_DIMS]
     for kind in TYPES:
-        found += [embed(kind), norm(kind), rotate(kind), convert(kind)]
+        found += [embed(kind), norm(kind), rotate(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]
-        found += [linear(kind, rows) for rows in ROW_TILES]
+        found += [linear(kind, *tile) for tile in tiles(kind)]
         found += [make(kind, dim) for dim in HEAD_DIMS for make in (decode, prefill)]
     return tuple(dict.fromkeys(found))

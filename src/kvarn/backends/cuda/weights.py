@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvarn import native
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of
+from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, splits_of
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
@@ -37,6 +37,11 @@ class Matrix:
     def address(self) -> int:
         return self.memory.address
 
+    @property
+    def splits(self) -> int:
+        """Parts of the depth that are summed up by themselves."""
+        return splits_of(self.n_rows, self.depth)
+
 
 class Weights:
     """Loads a tensor when the program first asks for it."""
@@ -55,6 +60,11 @@ class Weights:
     def nbytes(self) -> int:
         matrices = sum(matrix.memory.nbytes for matrix in self._matrices.values())
         return matrices + sum(vector.nbytes for vector in self._vectors.values())
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """All that are loaded."""
+        return list(self._matrices.values())
 
     def form(self, name: str) -> str:
         return form_of(self._types[name])
