@@ -110,7 +110,7 @@ $(SANE)/.installed: $(NATIVE) $(wildcard src/kvarn/*.py src/kvarn/*/*.py src/kva
 	@touch $@
 
 soak: $(STAMP)
-	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS)
+	@$(BIN)/python tests/soak.py --seed $(SEED) --requests $(REQUESTS) $(ARGS)
 
 # Hostile files, schedules, faults and clients: some minutes, seeded; stops at the first fault.
 attack: $(STAMP)

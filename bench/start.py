@@ -14,8 +14,9 @@ from kvarn.cli.table import print_table
 MAIN = "import sys; from kvarn.cli import main; sys.exit(main())"
 
 
-def first_byte(model: str) -> float:
-    command = [sys.executable, "-c", MAIN, "run", "-m", model, "-p", "The quick brown fox", "-n", "8"]
+def first_byte(model: str, backend: str = "auto") -> float:
+    options = ["--backend", backend, "-p", "The quick brown fox", "-n", "8"]
+    command = [sys.executable, "-c", MAIN, "run", "-m", model, *options]
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -52,10 +52,11 @@ def run(site: Site, report: Report) -> None:
 
 def _products(site: Site, report: Report) -> None:
     """The rows of a large product, alone, in every number and in another place."""
-    shapes = site.pick([(4096, 4096), (1000, 576)], [(512, 1024)], [(130, 128)], [(40, 64)])
-    packed = site.pick([(4096, 4096), (1000, 768)], [(512, 1024)], [(130, 256)], [(40, 256)])
-    counts = site.pick((1, 2, 7, 15, 16, 17, 33, 64, 65, 127, 128, 129, 200), (1, 2, 17, 65), (1, 17), (1,))
-    largest = site.pick(300, 130, 20, 3)
+    full = [(4096, 4096), (4096, 14336), (12288, 4096), (2560, 2048), (1000, 576)]  # 4, 4, 1, 2 and 1 splits
+    shapes = site.pick(full, [(512, 2304)], [(40, 2304)], [(40, 64)])
+    packed = site.pick([*full[:-1], (16384, 2048), (1000, 768)], [(512, 2304)], [(40, 2304)], [(40, 256)])
+    counts = site.pick((1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257), (1, 2, 17, 65, 200), (1, 17), (1,))
+    largest = site.pick(400, 300, 20, 3)
     for kind in (*FORMS, *PACKED):
         with report.check(f"products {kind}") as check:
             for shape in shapes if kind in FORMS else packed:
@@ -120,8 +121,9 @@ def _chunks_and_caches(site: Site, check: Check, loaded: Loaded, codec: str) -> 
 
 
 def _batches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
-    """Sequences of different lengths that decode together, in any place of the batch, against each alone."""
-    sizes: Sequence[int] = site.pick((1, 2, 7, 32, 128), (7,), (3,), (2,))
+    """Sequences of different lengths that decode together, in any place of the batch and from graphs, against each
+    alone in one chunk."""
+    sizes: Sequence[int] = site.pick((1, 2, 3, 7, 32, 128), (3, 7), (3,), (2,))
     lengths = site.random(31).integers(1, site.pick(600, 280, 20, 6), max(sizes)).tolist()
     lengths[0] = site.pick(560, 270, 18, 5)
     n_new, context = 3, max(lengths) + 8
@@ -139,10 +141,13 @@ def _batches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
                     rows = batch.step({seq: texts[seq][: lengths[seq]] for seq in some})
                     for seq in some:
                         found[seq].append(rows[seq])
+            replayed = loaded.program.graphs.replayed
             for i in range(n_new):
                 rows = batch.step({seq: [texts[seq][lengths[seq] + i]] for seq in order})
                 for seq in order:
                     found[seq].append(rows[seq])
+            replayed = loaded.program.graphs.replayed - replayed
+            check.case(replayed >= n_new - 1, f"batch of {size}: {replayed} steps were replayed")  # one may be timed
             for seq in order:
                 if seq < len(alone):
                     ours = np.concatenate(found[seq])

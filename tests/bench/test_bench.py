@@ -99,7 +99,7 @@ BAD = {
     "batch above the step": ("-b 8 -ub 4", "a batch of 8 does not fit a step of 4 tokens"),
     "block size": ("--block-size 24 -p 8 -n 4", "it must be a power of two from 16"),
     "no text": ("-f /nowhere", "/nowhere: No such file"),
-    "peer": ("--against faster -p 8 -n 4", "--against 'faster': give the URL of a server, or llama-cpp-python"),
+    "peer": ("--against faster -p 8 -n 4", "--against 'faster': give the URL of a server, llama-cpp-python"),
     "no server": ("--against http://127.0.0.1:1 -p 8 -n 4", "is the server running?"),
     "no interpreter": ("-p 8 -n 4 --against llama-cpp-python --against-python /nowhere", "/nowhere: No such file"),
 }

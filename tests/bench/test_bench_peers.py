@@ -13,8 +13,9 @@ from support.tiny_models import GOLDEN
 from kvarn import KvarnError
 from kvarn.bench import suite
 from kvarn.bench.case import Case, Figure, Reading, cases
-from kvarn.bench.machine import Bandwidth
+from kvarn.bench.machine import Bandwidth, cpu_name
 from kvarn.bench.peers import llamacpp
+from kvarn.bench.peers.recorded import SHAPE, Recorded, Speed, main_type
 from kvarn.bench.peers.server import Server
 from kvarn.bench.subject import Setup
 from kvarn.cli import main
@@ -156,3 +157,78 @@ def test_cached_tokens_of_a_server_do_not_count(url: str) -> None:
 def test_a_server_that_refuses_is_quoted(url: str) -> None:
     with pytest.raises(KvarnError, match="is not the URL of a server"):
         Server("ftp://127.0.0.1", 256, LONGEST)
+
+
+TABLE = {
+    "device": cpu_name(),
+    "models": {"golden": {size: getattr(GOLDEN, size) for size in SHAPE}},
+    "rows": [
+        {"engine": engine, "model": "golden", "weights": weights, "test": test, "depth": 0, "batch": 1, "tok_s": speed}
+        for engine, weights, test, speed in (
+            ("slow 1.0", "F32", "tg", 0.5),
+            ("fast 2.0", "F32", "tg", 2),
+            ("other type", "Q4_K", "tg", 9),
+            ("slow 1.0", "F32", "pp16", 4),
+        )
+    ],
+}
+
+
+def table(folder: Path, **changes: object) -> Path:
+    path = folder / "speeds.json"
+    path.write_text(json.dumps(TABLE | changes), encoding="utf-8")
+    return path
+
+
+def test_recorded_speeds_stand_beside_our_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.CHAT)
+    assert main_type(model) == "F32"
+    line = ["bench", "-m", str(model), "-p", "8,16", "-n", "4", "-r", "1", "--against", str(table(tmp_path))]
+    assert main([*line, "--json", "--backend", "cpu"]) == 0
+    rows = {row["test"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert "against" not in rows["pp8"], "the length of a prompt matters"
+    assert rows["pp16"]["against"]["engine"] == "slow 1.0"
+    against = rows["tg4"]["against"]
+    assert (against["engine"], against["tok_s"]) == ("fast 2.0", 2.0)
+    assert against["ratio"] == pytest.approx(rows["tg4"]["tok_s"] / 2, rel=1e-2)
+    assert main([*line, "--backend", "cpu"]) == 0
+    assert "peer: slow 1.0, fast 2.0" in capsys.readouterr().out
+
+
+UNUSABLE = {
+    "another device": ({"device": "Cray-1"}, "measured on 'Cray-1', and this is"),
+    "another model": ({"models": {}}, "it has no speeds of a model with n_layers 3, hidden 128"),
+    "no rows": ({"rows": {}}, "rows must be a list"),
+    "a row without a speed": ({"rows": [TABLE["rows"][0] | {"tok_s": None}]}, "row 0: tok_s is missing"),
+    "a speed of 0": ({"rows": [TABLE["rows"][0] | {"tok_s": 0}]}, "row 0: tok_s must be above 0"),
+    "a row that is a number": ({"rows": [1]}, "row 0: it is not an object"),
+    "models in a list": ({"models": []}, "models must be an object"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), UNUSABLE.values(), ids=UNUSABLE)
+def test_a_table_of_speeds_that_is_of_no_use(changes: dict, message: str, tmp_path: Path, capsys) -> None:
+    model = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.CHAT)
+    assert main(["bench", "-m", str(model), "-p", "8", "-n", "0", "--against", str(table(tmp_path, **changes))]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["", "[", "3", "[]", '{"rows": []}', "[" * 100_000])
+def test_a_file_that_is_no_table(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "speeds.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(KvarnError, match=r"speeds.json: (it is not JSON|a table of speeds has)"):
+        Recorded(path, None, "F32", "x")  # type: ignore[arg-type]
+    with pytest.raises(KvarnError, match="No such file"):
+        Recorded(tmp_path / "none.json", None, "F32", "x")  # type: ignore[arg-type]
+
+
+def test_the_peers_of_a_gpu_are_in_a_table() -> None:
+    path = Path(__file__).parents[2] / "bench/results/peers-h200.json"
+    shape = type("Config", (), {"n_layers": 32, "hidden": 4096, "feed_forward": 14336, "vocab_size": 128256})
+    speeds = Recorded(path, shape, "BF16", "NVIDIA H200")  # type: ignore[arg-type]
+    assert speeds.fastest(Case("tg", 64, 128)) == Speed("llama.cpp, August 2026", 211.0)
+    assert speeds.fastest(Case("tg", 64, 1024, 128)) == Speed("vLLM 0.22", 11598.0)
+    assert speeds.fastest(Case("tg", 64, 5)) is None

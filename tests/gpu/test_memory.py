@@ -71,6 +71,31 @@ class TestInbox:
             assert list(zip(read(frame.runs, frame.n_runs), read(frame.counts, frame.n_runs), strict=True)) == runs
             assert read(frame.groups[0].cells, n) == step.groups[0].cells
 
+    @pytest.mark.parametrize("n", [1, 2, 3])
+    def test_a_step_of_single_tokens_is_padded_to_its_bucket(self, driver, n: int) -> None:
+        """Also what it sends is no more than the bucket needs."""
+        made = planned()
+        box, bucket = Inbox(driver, made), (1, 2, 4)[n - 1]
+        todo = steps(made, [{0: 40}, dict.fromkeys(range(n), 1), dict.fromkeys(range(n), 1)])
+        box.send(todo[0], [0] * 40, [0])
+        frames = [box.send(step, [7] * n, list(range(n))[::-1]) for step in todo[1:]]
+        spare = list(range(n, bucket))
+
+        def read(address: int) -> list[int]:
+            return driver.view(address, (bucket,), np.int32).tolist()
+
+        step, frame = todo[2], frames[1]
+        assert (frame.n_tokens, frame.bucket, frame.padded().n_tokens) == (n, bucket, bucket)
+        assert read(frame.tokens) == [7] * n + [0] * len(spare)
+        assert read(frame.positions) == step.positions + [-1] * len(spare)
+        assert read(frame.rows) == step.rows + [0] * len(spare)
+        assert read(frame.wanted) == list(range(n))[::-1] + spare
+        assert read(frame.singles) == list(range(bucket))
+        assert read(frame.groups[0].cells) == step.groups[0].cells + [-1] * len(spare)
+        assert frames[0].positions == frame.positions, "a graph reads it at this address"
+        assert driver.calls[-2].args[1] <= 4 * 4 * (8 + 2 * n)
+        assert box.send(step, [7] * n, []).bucket == 0, "not all rows are wanted"
+
     @pytest.mark.parametrize("what", ["allocate", "pinned"])
     def test_it_works_after_a_lack_of_memory(self, driver, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = planned()

@@ -132,7 +132,7 @@ def test_a_repeated_step_allocates_nothing(loaded: Loaded) -> None:
     for _ in range(4):
         batch.step({seq: [1] for seq in range(3)})
     verbs = {call.verb for call in calls[before:]}
-    assert verbs == {"wait", "send", "record", "launch", "download"}, "no allocation, no other wait"
+    assert verbs == {"wait", "send", "record", "replay", "launch", "download"}, "no allocation, no other wait"
 
 
 def test_sequences_together_have_the_bits_that_they_have_alone(loaded: Loaded) -> None:

@@ -77,12 +77,40 @@ def test_products(driver, random, type_name: str, n_columns: int, n: int) -> Non
     """Every tile, and rows with the same bits in all of them."""
     board, width = Board(driver), width_of(type_name, n)
     matrix, weight = board.packed(type_name, blocks(type_name, (n_columns, width), random), width)
-    x = random.standard_normal((130, width), np.float32)
+    x = random.standard_normal((specs.SHARED_ROWS + 1, width), np.float32)
     wide = as_stored(x, "f16")
     whole = board.linear(matrix, x, spare=5)
     assert relative(whole, wide @ weight.T, np.abs(wide) @ np.abs(weight).T) < SUM
-    for rows in (1, 8, 9, 33, 65):
+    for rows in (1, 9, 17, 33, 65):
         assert same_bits(board.linear(matrix, x[:rows]), whole[:rows]), rows
+    assert {call.grid[1] for call in driver.launches("linear_packed")} == {1}
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize(("n_columns", "width", "splits"), [(70, 2304, 2), (40, 4608, 4)])
+def test_splits_of_the_depth(driver, random, type_name: str, n_columns: int, width: int, splits: int) -> None:
+    """A program per split, in any order, and one program for all of them give the same bits."""
+    board, n = Board(driver), specs.SHARED_ROWS + 1
+    matrix, weight = board.packed(type_name, blocks(type_name, (n_columns, width), random), width)
+    assert matrix.splits == splits
+    x, into = (random.standard_normal((n, each), np.float32) for each in (width, n_columns))
+    bias, wide = random.standard_normal(n_columns, np.float32), as_stored(x, "f16")
+    whole = board.linear(matrix, x, bias, into, 0.25, spare=3)
+    sizes = 0.25 * np.abs(wide) @ np.abs(weight).T + np.abs(bias) + np.abs(into)
+    assert relative(whole, 0.25 * wide @ weight.T + bias + into, sizes) < SUM
+    for rows in (1, 9, 30, 60, 100):
+        driver.order = random
+        found = board.linear(matrix, x[:rows], bias, into[:rows], 0.25, spare=3)
+        assert same_bits(found, np.ascontiguousarray(whole[:rows])), rows
+        assert driver.launches("linear_packed")[-1].grid[1] == splits
+
+
+@pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
+def test_every_split_has_units(planes: Planes) -> None:
+    """A split that is empty would be a program for nothing."""
+    for depth in range(specs.DEPTH, 1 << 15, specs.DEPTH):
+        splits, units = specs.splits_of(64, depth, packed=True), planes.units(depth)
+        assert -(-units // splits) * (splits - 1) < units
 
 
 @pytest.mark.parametrize("type_name", TYPES)
@@ -119,11 +147,16 @@ def test_what_is_not_finite_stays_in_its_row_and_column(driver, random) -> None:
 
 
 def test_tiles_and_products() -> None:
-    tiles = [specs.linear_packed(KINDS[0], n).size("BM") for n in (1, 8, 9, 32, 33, 64, 65, 128, 129, 5000)]
-    assert tiles == [8, 8, 32, 32, 64, 64, 128, 128, 128, 128]
+    def tiles(n_rows: int, splits: int) -> list[tuple[int, int, str]]:
+        found = [specs.tile_for("packed", n, n_rows, splits) for n in (1, 9, 17, 33, 65, 256, 257)]
+        return [(tile.rows, tile.columns, mode) for tile, mode in found]
+
+    few = [(8, 64, "shared"), (16, 64, "shared"), (32, 64, "shared"), (64, 64, "shared")]
+    assert tiles(28672, 1) == few + [(128, 256, "whole")] * 3
+    assert tiles(4096, 4) == few + [(64, 64, "shared")] * 2 + [(128, 128, "turns")]
+    assert tiles(576, 1) == few + [(64, 64, "shared")] * 2 + [(128, 256, "whole")]
     for planes in KINDS:
-        for n in specs.PACKED_TILES:
-            kernel = specs.linear_packed(planes, n)
+        for kernel in (specs.linear_packed(planes, *tile) for tile in specs.tiles("packed")):
             assert specs.ROWS % kernel.size("BM") == specs.COLUMNS % kernel.size("BN") == 0, "tiles are never cut"
         assert specs.DEPTH % planes.span == 0, "a block is inside of the inputs, or behind them"
     names = {specs.product_of(kind) for kind in (*PACKED, "Q3_K", "IQ4_XS", "F16")}
@@ -144,10 +177,10 @@ def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPa
     loaded = weights.Weights(driver, checkpoint, 3, quiet)
     matrix = loaded.matrix("a", "b", "c")
     planes = matrix.planes
-    assert (matrix.n_rows, matrix.padded, matrix.depth, planes) == (47, 128, 512, PACKED["Q4_K"])
-    assert loaded.nbytes == 128 * planes.row_bytes(512)
-    codes = driver.view(matrix.address, (8, matrix.units, planes.tiles, 16, planes.span), np.uint16)
-    headers = driver.view(matrix.headers, (matrix.units, planes.words, 128), np.uint32)
+    assert (matrix.n_rows, matrix.padded, matrix.depth, planes) == (47, 256, 512, PACKED["Q4_K"])
+    assert loaded.nbytes == 256 * planes.row_bytes(512)
+    codes = driver.view(matrix.address, (16, matrix.units, planes.tiles, 16, planes.span), np.uint16)
+    headers = driver.view(matrix.headers, (matrix.units, planes.words, 256), np.uint32)
     found = expanded(planes, codes, headers).astype(np.float64) * matrix.scale
     expected = np.concatenate([true(each.type, each.rows) for each in stored.values()])
     assert np.abs(found[:47] - expected).max() < 1e-3 * np.abs(expected).max()
@@ -158,12 +191,13 @@ def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
 def test_the_self_test(driver, random, planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its products are finite, and it sees one bit in one tile."""
-    matrix = selftest._packed(driver, planes, random)
+    matrix = selftest._packed(driver, planes, selftest.DEPTHS[-1], random)
+    assert matrix.splits == 2
     results = []
     download = driver.download
     monkeypatch.setattr(driver, "download", lambda address, out: (download(address, out), results.append(out)))
     assert selftest._products_agree(driver, matrix, random)
-    assert [len(each) for each in results] == [1, 8, 16, 32, 64, 128]
+    assert [len(each) for each in results] == [8, 16, 32, 64, 128]
     assert all(np.isfinite(each).all() and each.any() for each in results)
     monkeypatch.setattr(driver, "download", lambda address, out: (download(address, out), _flip(out, 32)))
     assert not selftest._products_agree(driver, matrix, random)

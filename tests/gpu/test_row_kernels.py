@@ -64,10 +64,9 @@ def test_norm_add(board: Board, random, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_add_and_select(board: Board, random, width: int) -> None:
+def test_add(board: Board, random, width: int) -> None:
     x, into = rows(random, 4, width), rows(random, 4, width)
     assert (board.add(x, into, spare=5) == x + into).all()
-    assert (board.select([3, 0, 0], x, spare=5) == x[[3, 0, 0]]).all()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -91,15 +90,20 @@ def test_a_gate_far_from_zero(board: Board, activation: str) -> None:
     assert np.allclose(found, [0, 0, 0, 0, 50, 200, 1e4], rtol=1e-6, atol=1e-15)
 
 
-@pytest.mark.parametrize("form", ["f16", "bf16"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_convert_rounds_half_to_even(board: Board, random, form: str, width: int) -> None:
-    x = rows(random, 3, width)
-    found = decoded(board.convert(form, x, spare=5), form)
-    assert (found[:, :width] == as_stored(x, form)).all()
+def test_select(board: Board, random, form: str, width: int) -> None:
+    x = rows(random, 4, width)
+    found = decoded(board.select(form, [3, 0, 0], x, spare=5), form)
+    assert (found[:, :width] == as_stored(x, form)[[3, 0, 0]]).all()
+    assert not found[:, width:].any()
+
+
+@pytest.mark.parametrize("form", ["f16", "bf16"])
+def test_a_form_rounds_half_to_even(board: Board, form: str) -> None:
     ties = np.array([[1 + ROUNDOFF[form], 1 + 3 * ROUNDOFF[form], -1 - ROUNDOFF[form]]], np.float32)
     expected = [[1, 1 + 4 * ROUNDOFF[form], -1]]
-    assert (decoded(board.convert(form, ties), form)[:, :3] == expected).all()
+    assert (decoded(board.select(form, [0], ties), form)[:, :3] == expected).all()
 
 
 def test_f16_saturates_and_keeps_what_is_not_finite(board: Board) -> None:
@@ -107,7 +111,7 @@ def test_f16_saturates_and_keeps_what_is_not_finite(board: Board) -> None:
     x = np.array([[LARGEST, 65519, 65520, 1e30, -1e30, np.inf, -np.inf, np.nan]], np.float32)
     expected = np.array([LARGEST] * 4 + [-LARGEST, np.inf, -np.inf, np.nan])
     ones = np.ones_like(x)
-    assert np.array_equal(board.convert("f16", x)[0, :8], expected, equal_nan=True)
+    assert np.array_equal(board.select("f16", [0], x)[0, :8], expected, equal_nan=True)
     gated = board.gate("silu", "f16", np.full_like(x, 40), x / 40)
     assert np.array_equal(gated[0, :8], expected, equal_nan=True)
     large = np.array([[1.0, 0.0]], np.float32)

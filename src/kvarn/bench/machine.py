@@ -39,7 +39,7 @@ def _rounded(nbytes: int) -> int:
 
 def facts(bandwidth: Bandwidth) -> dict[str, object]:
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": default_threads(),
         "isa": native.isa(),
         "order": native.sum_order(),
@@ -52,7 +52,7 @@ def facts(bandwidth: Bandwidth) -> dict[str, object]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

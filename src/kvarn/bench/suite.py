@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from kvarn.bench.case import Case, Figure, Reading, Subject
 from kvarn.bench.ids import RandomIds, TextIds
 from kvarn.bench.machine import Bandwidth
+from kvarn.bench.peers.recorded import Recorded
 from kvarn.bench.subject import EngineSubject, Setup, build
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
@@ -26,6 +27,7 @@ def run(
     bandwidth: Bandwidth,
     text: Sequence[int] | None = None,
     peer: Subject | None = None,
+    recorded: Recorded | None = None,
     progress: Progress = quiet,
 ) -> Iterator[Row]:
     """One row per setup and case."""
@@ -37,7 +39,8 @@ def run(
             ours = subject(llm, setup, chosen, text)
             for case in chosen:
                 progress(f"{setup.cache} {setup.cache_type}: {case.name} @ {case.depth} x {case.batch}", done, total)
-                yield measure(ours, peer, case, setup, repetitions, bandwidth)
+                row = measure(ours, peer, case, setup, repetitions, bandwidth)
+                yield row if recorded is None else beside(recorded, case, row)
                 done += 1
             ours.close()
             del ours  # its cache, before the next one is allocated
@@ -85,6 +88,15 @@ def measure(
             "ratio": figure.over(theirs),
         }
     return row
+
+
+def beside(recorded: Recorded, case: Case, row: Row) -> Row:
+    """The row with the fastest recorded speed of its case, if there is one."""
+    speed = recorded.fastest(case)
+    if speed is None:
+        return row
+    against = {"engine": speed.engine, "setting": speed.engine, "tok_s": speed.tok_s}
+    return row | {"against": against | {"ratio": float(str(row["tok_s"])) / speed.tok_s}}
 
 
 def figures(case: Case, setup: Setup, readings: Sequence[Reading], figure: Figure, bandwidth: Bandwidth) -> Row:

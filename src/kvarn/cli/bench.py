@@ -10,8 +10,9 @@ from typing import Any
 from kvarn.backends.pool import default_threads
 from kvarn.bench import suite
 from kvarn.bench.case import Case, cases
-from kvarn.bench.machine import Bandwidth, facts
+from kvarn.bench.machine import Bandwidth, cpu_name, facts
 from kvarn.bench.peers import connect
+from kvarn.bench.peers.recorded import Recorded, main_type
 from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import NAMES
@@ -63,7 +64,8 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     group.add_argument("--cache-type", type=flags.Names(CODECS), default="bf16", metavar="X,..", help=cells)
     flags.add_block_flags(group)
     group = parser.add_argument_group("comparison", "another engine; its repetitions alternate with those of kvarn")
-    group.add_argument("--against", metavar="URL|llama-cpp-python", help="an OpenAI-compatible server, or llama.cpp")
+    peers = "an OpenAI-compatible server, or llama.cpp, or a table of speeds measured before (docs/performance.md)"
+    group.add_argument("--against", metavar="URL|llama-cpp-python|FILE.json", help=peers)
     group.add_argument(
         "--against-python", metavar="PATH", help="Python interpreter with llama-cpp-python (or KVARN_PEER_PYTHON)"
     )
@@ -123,8 +125,12 @@ def collect(
     measured.backend, bandwidth.on_host = llm.opened.facts, "device" not in llm.opened.facts
     tokens = None if text is None else llm.tokenizer.encode(text)
     vocabulary = llm.config.vocab_size
-    with connect(args.against, args.against_python, args.model, vocabulary, bandwidth.threads, chunk, chosen) as peer:
-        for row in suite.run(llm, setups, chosen, args.repetitions, bandwidth, tokens, peer, line):
+    recorded, against = None, args.against
+    if against is not None and against.endswith(".json"):
+        device = llm.opened.facts.get("device") or cpu_name()
+        recorded, against = Recorded(Path(against), llm.config, main_type(llm.path), device), None
+    with connect(against, args.against_python, args.model, vocabulary, bandwidth.threads, chunk, chosen) as peer:
+        for row in suite.run(llm, setups, chosen, args.repetitions, bandwidth, tokens, peer, recorded, line):
             measured.rows.append(row)  # one by one, so that an interruption loses none
 
 
@@ -165,15 +171,21 @@ def show(
     print(f"{printable(model)}, {where}\n")
     header = ["test", "cache", "type", "depth", "batch", "tok/s", "spread", "MB/token", "GB/s", "of memory"]
     lines = [line_of(row) for row in rows]
-    against = [row["against"] for row in rows if "against" in row]
-    if against:
+    against = [row.get("against") for row in rows]
+    if any(against):
         header += ["peer tok/s", "spread", "times", "peer's setting"]
         for line, peer in zip(lines, against, strict=True):
-            spread = percent(peer["spread"]) if len(peer["samples"]) > 1 else "-"
-            line += [f"{peer['tok_s']:,.1f}", spread, f"{peer['ratio']:.2f}", peer["setting"]]
+            line += peer_cells(peer)
     print_table(header, lines, left=3, key=5)
-    if against:
-        print(f"\npeer: {against[0]['engine']}")
+    if any(against):
+        print(f"\npeer: {', '.join(dict.fromkeys(peer['engine'] for peer in against if peer))}")
+
+
+def peer_cells(peer: Mapping[str, Any] | None) -> list[str]:
+    if peer is None:  # a recorded table need not have every case
+        return ["-"] * 4
+    spread = percent(peer["spread"]) if len(peer.get("samples", ())) > 1 else "-"
+    return [f"{peer['tok_s']:,.1f}", spread, f"{peer['ratio']:.2f}", peer["setting"]]
 
 
 def line_of(row: Mapping[str, Any]) -> list[str]:

@@ -104,6 +104,9 @@ class Builder(InterpreterBuilder):
         assert (low == high).all(), f"it is not elementwise: {text}"
         return SimpleNamespace(get_result=lambda _: TensorHandle(low.astype(np.uint16), tl.uint16))
 
+    def create_barrier(self) -> None:
+        """A program has one thread."""
+
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, policy: Any, volatile: Any) -> TensorHandle:
         self._check(ptrs, mask, "reads")
         return super().create_masked_load(ptrs, mask, other, policy, volatile)

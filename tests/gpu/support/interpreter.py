@@ -64,6 +64,7 @@ class InterpretingDriver(RecordingDriver):
     def __init__(self, name: str = "Interpreter", target: int = 90, total_bytes: int = 1 << 30) -> None:
         super().__init__(name, target, total_bytes)
         self.builder: Builder = install()
+        self.order: np.random.Generator | None = None  # programs run in a random order, or one after the other
         self._buffers: dict[int, NDArray[np.uint8]] = {}  # each with ALIGNMENT bytes before and after
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -114,5 +115,8 @@ class InterpretingDriver(RecordingDriver):
         self.builder.set_grid_dim(*grid)
         with np.errstate(all="ignore"), warnings.catch_warnings():  # lanes that no one stores may compute anything
             warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
-            for self.builder.grid_idx in itertools.product(*map(range, grid)):
+            programs = list(itertools.product(*map(range, grid)))
+            if self.order is not None:
+                self.order.shuffle(programs)
+            for self.builder.grid_idx in programs:
                 function.code(**tensors)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.emit import launch_linear
 from kvarn.backends.cuda.planes import expanded
+from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import align, ceil_div
@@ -116,18 +116,14 @@ class Board:
         self.rows(specs.add(), n, width, self.put(widened(x, stride)), out, width, stride, width + 2 * spare)
         return self.get(out, (n, width + 2 * spare), "f32")[:, :width]
 
-    def convert(self, form: str, x: Array, spare: int = 0) -> Array:
-        (n, width), stride, out_stride = x.shape, x.shape[1] + spare, align(x.shape[1], specs.DEPTH)
-        out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
-        self.rows(specs.convert(form), n, width, self.put(widened(x, stride)), out, width, stride, out_stride)
-        return self.get(out, (n, out_stride), form)
-
-    def select(self, rows: Sequence[int], x: Array, spare: int = 0) -> Array:
-        width, stride = x.shape[1], x.shape[1] + spare
-        out = self.room(4 * len(rows) * width)
+    def select(self, form: str, rows: Sequence[int], x: Array, spare: int = 0) -> Array:
+        """With the padding, which the kernel leaves as it is: zero."""
+        width, stride, out_stride = x.shape[1], x.shape[1] + spare, align(x.shape[1], specs.DEPTH)
+        out = self.room(len(rows) * out_stride * specs.TYPE_BYTES[form], 0)
         given = self.put(np.array(rows, np.int32)), self.put(widened(x, stride))
-        self.rows(specs.select(), len(rows), width, *given, out, width, stride, width)
-        return self.get(out, (len(rows), width), "f32")
+        code = specs.FORM_CODES[form]
+        self.rows(specs.select(), len(rows), width, *given, out, width, stride, out_stride, code)
+        return self.get(out, (len(rows), out_stride), form)
 
     def gate(self, activation: str, form: str, gate: Array, up: Array, scale: float = 1.0, spare: int = 0) -> Array:
         (n, width), stride, out_stride = gate.shape, gate.shape[1] + spare, align(gate.shape[1], specs.DEPTH)
@@ -192,7 +188,9 @@ class Board:
         out = self.room(4 * n * stride) if into is None else self.put(widened(into, stride))
         added = 0 if bias is None else self.put(np.asarray(bias, np.float32))
         given = self.put(encoded(rows, matrix.form))
-        launch_linear(self.driver, given, matrix, out, stride, n, added, int(into is not None), scale)
+        products = Products(self.driver)
+        products.reserve([matrix])
+        products.launch(given, matrix, out, stride, n, added, int(into is not None), scale)
         found = self.get(out, (n, stride), "f32")
         assert np.isnan(found[:, matrix.n_rows :]).all(), "a product wrote behind its columns"
         return found[:, : matrix.n_rows]

@@ -6,7 +6,7 @@ changes while it is being sent. It needs neither Triton nor a GPU.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ INTEGERS = {f"{sign}{bits}": (bits, sign == "i") for sign in "iu" for bits in (8
 
 
 class Call(NamedTuple):
-    verb: str  # allocate, release, pinned, upload, download, send, fill, launch, synchronize, record, wait
+    verb: str  # the name of a function of Device
     args: tuple[int | float, ...]  # of a launch: the kernel's arguments; otherwise addresses and sizes
     name: str = ""  # of the kernel
     grid: tuple[int, int, int] = (0, 0, 0)
@@ -41,9 +41,22 @@ class Function:
         self.kernel = kernel
 
 
+class Graph(NamedTuple):
+    """Launches, with the allocations that they name."""
+
+    launches: list[tuple[Function, tuple[int, int, int], tuple[int | float, ...]]]
+    named: dict[int, int]  # address -> serial number of its allocation
+
+
 class Event:
     def __init__(self) -> None:
         self.ms: float | None = None  # None: not recorded yet
+
+
+def _addresses(function: Function, args: Sequence[int | float]) -> Iterator[int]:
+    for (_, kind), value in zip(function.kernel.arguments, args, strict=True):
+        if kind[0] == "*" and value:
+            yield int(value)
 
 
 class RecordingDriver:
@@ -54,6 +67,8 @@ class RecordingDriver:
         self.calls: list[Call] = []
         self.live: dict[int, int] = {}  # address -> bytes, of allocations
         self.closed = False
+        self._serials: dict[int, int] = {}  # address -> how many allocations there were before
+        self._captured: list[Any] | None = None  # launches that are being captured
         self._starts: list[int] = []  # the addresses in order
         self._next = 1 << 20
         self._functions: dict[Kernel, Function] = {}
@@ -79,7 +94,7 @@ class RecordingDriver:
             raise OutOfMemory(f"no room for {nbytes} bytes on {self.name}: {self.free_bytes()} bytes are free")
         address = self._allocate(nbytes)
         assert address % ALIGNMENT == 0
-        self.live[address] = nbytes
+        self.live[address], self._serials[address] = nbytes, len(self.calls)
         self._starts = sorted(self.live)
         self._note("allocate", address, nbytes)
         return address
@@ -134,8 +149,30 @@ class RecordingDriver:
     def launch(self, function: Function, grid: tuple[int, int, int], args: Sequence[int | float]) -> None:
         kernel = function.kernel
         self._check_launch(kernel, grid, args)
+        if self._captured is not None:
+            self._captured.append((function, grid, tuple(args)))
+            return
         self.calls.append(Call("launch", tuple(args), kernel.name, grid, kernel))
         self._run(function, grid, args)
+
+    def capture(self, launches: Callable[[], None]) -> Graph:
+        """Nothing runs meanwhile, and whatever is not a launch is refused."""
+        self._note("capture")
+        self._captured = []
+        try:
+            launches()
+            named = {each: self._serial(each) for launch in self._captured for each in _addresses(launch[0], launch[2])}
+            return Graph(self._captured, named)
+        finally:
+            self._captured = None
+
+    def replay(self, graph: Graph) -> None:
+        self._note("replay")
+        for address, serial in graph.named.items():
+            assert self.holds(address, 1), f"a graph names {address:#x}, which was released"
+            assert self._serial(address) == serial, f"a graph names {address:#x}, which is another allocation now"
+        for function, grid, args in graph.launches:
+            self.launch(function, grid, args)
 
     def synchronize(self) -> None:
         self._note("synchronize")
@@ -204,7 +241,11 @@ class RecordingDriver:
             assert np.array_equal(data, copy), "pinned memory was changed while it was being sent"
         self._in_flight.clear()
 
+    def _serial(self, address: int) -> int:
+        return self._serials[self._starts[bisect_right(self._starts, address) - 1]]
+
     def _note(self, verb: str, *args: int) -> None:
+        assert self._captured is None, f"{verb} while launches are captured"
         self.calls.append(Call(verb, args))
 
     # What a driver that computes does differently

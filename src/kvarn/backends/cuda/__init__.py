@@ -4,7 +4,7 @@
     store      where binaries are found                  build      how they are compiled, by workers
     driver     NVIDIA's driver                           probe      whether there is a device
     buffers, inbox, memory, layers                       the cache on the device, and a step's integers
-    weights, emit, program, timeline                     a model on the device
+    weights, products, emit, graphs, program, timeline   a model on the device
     limits     what is refused                           selftest   whether results are exact
 
 This module, probe, limits and specs are imported on machines without a device: they import nothing large.

@@ -72,6 +72,7 @@ class Workspace:
 
     def reserve(self, n_rows: int) -> None:
         """Make room for steps of this many tokens. What the rows held is lost."""
+        n_rows = align(n_rows, ROWS)
         if n_rows <= self.capacity:
             return
         if self.memory is not None:

@@ -41,7 +41,7 @@ LEAST_SHARED = min(SHARED.values())
 
 
 def compile_kernel(kernel: Kernel, target: int) -> Binary:
-    """In this process, which must not have set TRITON_INTERPRET."""
+    """In this process, which must not have set TRITON_INTERPRET. Stages are lowered until shared memory suffices."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -52,12 +52,15 @@ def compile_kernel(kernel: Kernel, target: int) -> Binary:
         raise KvarnError(f"the function takes {', '.join(function.arg_names)}; its Kernel has {', '.join(names)}")
     signature = dict(kernel.arguments) | {name: "constexpr" for name, _ in kernel.constants}
     source = ASTSource(function, signature, dict(kernel.constants), _alignment(kernel))
-    options = OPTIONS | {"num_warps": kernel.warps, "num_stages": kernel.stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    facts = compiled.metadata
+    most = SHARED.get(target, LEAST_SHARED)
+    for stages in range(kernel.stages, 0, -1):  # they are not a part of the arithmetic
+        options = OPTIONS | {"num_warps": kernel.warps, "num_stages": stages}
+        compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+        facts = compiled.metadata
+        if facts.shared <= most:
+            break
     if facts.global_scratch_size or facts.profile_scratch_size:
         raise KvarnError("it needs scratch memory, which a launch does not give it")
-    most = SHARED.get(target, LEAST_SHARED)
     if facts.shared > most:
         raise KvarnError(f"it needs {facts.shared} bytes of shared memory, and there are {most}: use smaller tiles")
     return Binary(compiled.asm["cubin"], facts.name, facts.shared, facts.num_warps)

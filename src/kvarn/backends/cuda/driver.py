@@ -1,13 +1,15 @@
 """NVIDIA's driver, as little of it as the backend needs: device, memory, kernels, one stream, events, graphs.
 
-Everything runs on one stream, in order. Addresses are integers. A Driver belongs to the process that made
-it: a forked child may not use it, and releases nothing. Tests put another driver in its place
-(tests/gpu/support), so nothing else in this backend calls NVIDIA's functions.
+Everything runs on one stream, in order; only the launches of a graph are captured on another one. Addresses
+are integers. A Driver belongs to the process that made it: a forked child may not use it, and releases
+nothing. Tests put another driver in its place (tests/gpu/support), so nothing else in this backend calls
+NVIDIA's functions.
 Non-goals: what is computed; where binaries come from (store.py).
 """
 
 import ctypes
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -134,6 +136,7 @@ class Driver:
         self.total_bytes = int(self._call(api.cuDeviceTotalMem(device)))
         self.version = version_text(int(self._call(api.cuDriverGetVersion())))
         self._stream = self._call(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._capturing = threading.local()  # `stream`: where this thread captures launches
         self._functions: dict[Kernel, LoadedKernel] = {}
 
     def bind(self) -> None:
@@ -212,7 +215,7 @@ class Driver:
                 1,
                 1,
                 function.shared,
-                self._stream,
+                getattr(self._capturing, "stream", self._stream),
                 ctypes.addressof(pointers),
                 0,
             )
@@ -237,14 +240,23 @@ class Driver:
         return float(self._call(self._api.cuEventElapsedTime(start.handle, end.handle)))
 
     def capture(self, launches: Callable[[], None]) -> Graph:
-        modes = self._api.CUstreamCaptureMode
-        self._call(self._api.cuStreamBeginCapture(self._stream, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        """On a stream of its own, so that another thread can launch meanwhile."""
+        api = self._api
+        stream = self._call(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING))
         try:
-            launches()
-        except BaseException:
-            self._api.cuStreamEndCapture(self._stream)  # what was captured is not used
-            raise
-        graph = self._call(self._api.cuStreamEndCapture(self._stream))
+            # Relaxed: meanwhile Python may collect an object whose memory is given back.
+            self._call(api.cuStreamBeginCapture(stream, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+            self._capturing.stream = stream
+            try:
+                launches()
+            except BaseException:
+                api.cuStreamEndCapture(stream)  # what was captured is not used
+                raise
+            finally:
+                del self._capturing.stream
+            graph = self._call(api.cuStreamEndCapture(stream))
+        finally:
+            api.cuStreamDestroy(stream)
         try:
             return self._held(self._call(self._api.cuGraphInstantiate(graph, 0)), self._api.cuGraphExecDestroy)
         finally:

@@ -1,7 +1,7 @@
 """Emits the launches of a model from its fused graph. Decides about memory and about forms.
 
-- A value that only matrices read exists in the forms of these matrices. Norms and gates write it so; the
-  output of attention is f32 and is converted before the product.
+- A value that only matrices read exists in the forms of these matrices: norms, gates and attention write
+  it so. The output of the last attention is f32 until the wanted rows are selected.
 - Matrices that read one value and are stored alike are one product. Its outputs lie side by side.
 - After the last read of a value, its rows hold another one of the same shape. Everything runs in the
   order of the list, so no launch overwrites what an earlier one still reads.
@@ -24,6 +24,7 @@ from kvarn.backends.cuda.buffers import Allocation, Rows, View, Workspace
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix, Weights
 from kvarn.cache.spec import ceil_div
@@ -81,6 +82,7 @@ class Emitted:
 
     operations: list[Operation]
     workspace: Workspace
+    products: Products
     last: Rows  # the input of the logits
     logits: Matrix
     hidden: Hidden
@@ -102,7 +104,7 @@ def _alone(segment: kinds.Segment) -> str:
 class _Emitter:
     def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, driver: Device) -> None:
         self.eps, self.weights, self.driver = norm_eps, weights, driver
-        self.workspace = Workspace(driver)
+        self.workspace, self.products = Workspace(driver), Products(driver)
         self.operations: list[Operation] = []
         self.kept: list[Allocation] = []
         self.left = Counter(x for kind in fused for x in kinds.reads(kind))  # reads that are not emitted yet
@@ -112,6 +114,7 @@ class _Emitter:
                 self.forms[kind.x] = list(dict.fromkeys(weights.form(s.matrix) for s in kind.segments))
             elif isinstance(kind, kinds.Logits):
                 self.forms[kind.x] = [weights.form(kind.weight)]
+        self.narrowed = {x for kind in fused if isinstance(kind, kinds.Select) for x in kind.values}
         self.views: dict[Value, View] = {}  # values in f32
         self.formed: dict[Value, dict[str, Rows]] = {}  # values in the forms of matrices
         self.scaled: dict[Value, float] = {}  # by what the outputs of a product of this value are multiplied
@@ -125,7 +128,8 @@ class _Emitter:
     def emitted(self) -> Emitted:
         assert self.end is not None
         assert self.final is not None
-        return Emitted(self.operations, self.workspace, *self.end, self.final[1], self.kept)
+        self.products.reserve(self.weights.matrices)
+        return Emitted(self.operations, self.workspace, self.products, *self.end, self.final[1], self.kept)
 
     def emit(self, kind: Kind) -> None:
         match kind:
@@ -190,21 +194,10 @@ class _Emitter:
         self.formed[value] = {form: self._rows(form, value.width, True, 1) for form in self.forms[value]}
         return list(self.formed[value].values())
 
-    def _form(self, value: Value) -> None:
-        """The output of attention is f32: convert it."""
-        if value in self.formed:
-            return
-        view = self.views[value]
-        for rows in self._outputs(value):
-            args = (view, rows, value.width, view.stride, rows.stride)
-            self._launch(f"round {value.id}", specs.convert(rows.form), args, value.width)
-
     def _close(self, value: Value) -> None:
         """The product that reads a value was emitted: its forms are free."""
         for rows in self.formed.pop(value).values():
             self._leave(rows)
-        if value in self.views:
-            self._read(value)
 
     # -- launches --------------------------------------------------------------------------------------------------
 
@@ -258,7 +251,6 @@ class _Emitter:
         self._launch(f"add {kind.out.id}", specs.add(), (x, into, x.width, x.stride, into.stride), x.width)
 
     def _product(self, kind: kinds.Product) -> None:
-        self._form(kind.x)
         for _, found in groupby(kind.segments, key=lambda s: (self.weights.product(s.matrix), _alone(s))):
             segments = list(found)
             form = self.weights.form(segments[0].matrix)
@@ -283,10 +275,10 @@ class _Emitter:
         bias = self.weights.vectors(*((s.bias, s.out.width) for s in segments)) if biased else 0
         adds = int(segments[0].into is not None)
         name = "+".join(s.matrix.removesuffix(".weight") for s in segments)
-        driver, count = self.driver, self._count()
+        products, count = self.products, self._count()
 
         def run(memory: CudaMemory, frame: Frame) -> None:
-            launch_linear(driver, x.address, matrix, out.address, out.stride, count(frame), bias, adds, scale)
+            products.launch(x.address, matrix, out.address, out.stride, count(frame), bias, adds, scale)
 
         self.operations.append(Operation(name, run))
 
@@ -300,7 +292,10 @@ class _Emitter:
             self._launch(f"gate {kind.out.id}", specs.gate(kind.activation, out.form), args, gate.width)
 
     def _attention(self, kind: kinds.Attention) -> None:
-        out = self._view(kind.out)  # before q, k and v are read: their rows are still in use
+        if len(self.forms.get(kind.out, ())) != 1:
+            raise KvarnError("the model's attention is not read by one matrix: the cuda backend cannot run it")
+        # Before q, k and v are read: their rows are still in use.
+        (out,) = [self._view(kind.out).rows] if kind.out in self.narrowed else self._outputs(kind.out)
         queries = self._rows("f32", kind.q.width, False, 1)  # of the cells' type, which needs no more room
         qkv = [self._read(x) for x in (kind.q, kind.k, kind.v)]
         self._leave(queries)
@@ -314,10 +309,10 @@ class _Emitter:
             memory.store(layer, frame, (heads[0], heads[1]), qkv, (norms[0], norms[1]), rope, eps, queries.address)
 
         def prefill(memory: CudaMemory, frame: Frame) -> None:
-            memory.prefill(layer, frame, queries.address, out.address, scale)
+            memory.prefill(layer, frame, queries.address, out, scale)
 
         def decode(memory: CudaMemory, frame: Frame) -> None:
-            memory.decode(layer, frame, queries.address, out.address, scale)
+            memory.decode(layer, frame, queries.address, out, scale)
 
         self.operations.append(Operation(f"store {layer}", store))
         self.operations.append(Operation(f"prefill {layer}", prefill, "prefill"))
@@ -340,36 +335,8 @@ class _Emitter:
         self.selected = True
         for value in kind.values:
             old = self.views.pop(value)
-            new = self._view(value)
-            args = (Input("wanted"), old, new, old.width, old.stride, new.stride)
-            self._launch(f"select {value.id}", specs.select(), args, old.width)
+            for new in self._outputs(value) if value in self.forms else [self._view(value).rows]:
+                code = specs.FORM_CODES[new.form]
+                args = (Input("wanted"), old, new, old.width, old.stride, new.stride, code)
+                self._launch(f"select {value.id}", specs.select(), args, old.width)
             self._leave(old.rows)
-
-
-def launch_linear(
-    driver: Device,
-    x: int,
-    matrix: Matrix,
-    out: int,
-    out_stride: int,
-    n_rows: int,
-    bias: int = 0,
-    adds: int = 0,
-    scale: float = 1.0,
-) -> None:
-    """A product. The number of rows decides about the tile, and the tile about no bit of the result."""
-    if not n_rows:
-        return
-    places: tuple[int, ...]
-    sizes: tuple[int, ...]
-    if matrix.planes is None:
-        kernel = specs.linear(matrix.form, n_rows)
-        places, sizes = (matrix.address,), (matrix.depth,)
-    else:
-        kernel = specs.linear_packed(matrix.planes, n_rows)
-        places, sizes = (matrix.address, matrix.headers), (matrix.padded, matrix.depth, matrix.units)
-    grid = (ceil_div(matrix.n_rows, kernel.size("BN")), ceil_div(n_rows, kernel.size("BM")), 1)
-    shape = (n_rows, matrix.n_rows, *sizes, out_stride)
-    driver.launch(
-        driver.function(kernel), grid, (x, *places, bias, out, *shape, scale * matrix.scale, int(bias != 0), adds)
-    )

@@ -1,14 +1,16 @@
 """The integers of a step on the device: one copy from page-locked memory per step.
 
-    tokens | positions | rows | wanted | singles | runs | counts | cells of each group     `capacity` each
+    tokens | positions | rows | wanted | singles | runs | counts | cells of each group     one room each
     edits of the tables | moves                                                            as many as there are
 
-Two buffers on the host are used in turn: while one is copied, the other is filled. The addresses of the
-first part change only when a larger step comes.
+Two buffers on the host are used in turn: while one is copied, the other is filled. A step of single tokens
+has its arrays padded to a bucket of rows, so that a graph of launches can read them (graphs.py). Their room
+is the bucket, and in other steps that of the largest step so far. So the addresses of a bucket's arrays
+change only when a larger step comes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +20,13 @@ from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.specs import SPLIT
 from kvarn.cache.plan import Group, Plan
-from kvarn.cache.spec import LayerSpec, align
+from kvarn.cache.spec import LayerSpec, align, ceil_div
 from kvarn.cache.step import Copy, RowEdit, Step
 
 ALIGNMENT = 4  # numbers: kernels are compiled for addresses that are multiples of 16 bytes
 SECTIONS = 7  # of `capacity` numbers, before the cells
+BUCKETS = tuple(1 << i for i in range(9))  # rows
+NOWHERE = -1  # the position of a row that pads a bucket, which sees no key, and its cell, which is not written
 
 
 class Numbers(NamedTuple):
@@ -36,6 +40,7 @@ class GroupFrame:
     edits: Numbers  # pairs (index, value) for the table
     moves: list[Numbers]  # triples (source, destination, slots): one launch each, in order
     n_splits: int  # most splits that one of the single tokens sees
+    bucket: int  # at least as many
 
 
 @dataclass(slots=True)
@@ -48,6 +53,7 @@ class Frame:
     n_singles: int  # sequences with one new token
     n_runs: int  # sequences with more
     longest_run: int  # tokens of the largest
+    bucket: int  # rows with the padding, if every sequence has one new token and all are wanted; otherwise 0
     tokens: int = 0
     positions: int = 0
     rows: int = 0  # the row of the table of each token
@@ -57,6 +63,11 @@ class Frame:
     counts: int = 0  # the tokens of each run
     groups: list[GroupFrame] = field(default_factory=list)
 
+    def padded(self) -> "Frame":
+        """With all rows of the bucket. Every step of the same buckets is the same but for the content of arrays."""
+        groups = [replace(group, n_splits=group.bucket) for group in self.groups]
+        return replace(self, n_tokens=self.bucket, n_wanted=self.bucket, n_singles=self.bucket, groups=groups)
+
 
 class Inbox:
     def __init__(self, driver: Device, plan: Plan) -> None:
@@ -64,7 +75,7 @@ class Inbox:
         self._plan = plan
         self._capacity = 0  # tokens
         self._room = 0  # numbers
-        self._memory: Allocation | None = None
+        self.memory: Allocation | None = None
         self._host: list[NDArray[np.uint8]] = []
         self._sent = [driver.event(), driver.event()]
         self._turn = 0
@@ -79,22 +90,27 @@ class Inbox:
         waves = [_waves(changes.moves) for changes in step.groups]
         lists = [*edits, *(wave for each in waves for wave in each)]
         variable = sum(align(len(each), ALIGNMENT) for each in lists)
-        writer = self._begin(len(positions), variable)
+        n = len(positions)
+        bucket = in_bucket(n) if 0 < n == len(single) == len(wanted) <= BUCKETS[-1] else 0
+        writer = self._begin(max(n, bucket), variable)
 
-        put, capacity = writer.put, self._capacity
-        frame = Frame(step, len(positions), len(wanted), len(single), len(several), int(new.max(initial=0)))
-        frame.tokens = put(tokens, capacity)
-        frame.positions = put(positions, capacity)
-        frame.rows = put(np.repeat(np.array(step.rows, np.int64), new), capacity)
-        frame.wanted = put(wanted, capacity)
-        frame.singles = put(single, capacity)
+        put, capacity = writer.put, bucket or self._capacity
+        frame = Frame(step, n, len(wanted), len(single), len(several), int(new.max(initial=0)), bucket)
+        spare = np.arange(n, bucket)
+        first, nowhere = np.zeros_like(spare), np.full_like(spare, NOWHERE)
+        frame.tokens = put(tokens, capacity, first)
+        frame.positions = put(positions, capacity, nowhere)
+        frame.rows = put(np.repeat(np.array(step.rows, np.int64), new), capacity, first)
+        frame.wanted = put(wanted, capacity, spare)
+        frame.singles = put(single, capacity, spare)
         frame.runs = put(several, capacity)
         frame.counts = put(new[new > 1], capacity)
-        cells = [put(changes.cells, capacity) for changes in step.groups]
+        cells = [put(changes.cells, capacity, nowhere) for changes in step.groups]
         for group, at, entries, moves in zip(self._plan.groups, cells, edits, waves, strict=True):
             changed = Numbers(put(entries), len(entries) // 2)
             moved = [Numbers(put(wave), len(wave) // 3) for wave in moves]
-            frame.groups.append(GroupFrame(at, changed, moved, most_splits(group.config.spec, positions[single])))
+            n_splits = most_splits(group.config.spec, positions[single])
+            frame.groups.append(GroupFrame(at, changed, moved, n_splits, split_bucket(group, n_splits)))
         self._driver.send(writer.base, writer.used)
         self._driver.record(self._sent[self._turn])
         self._turn = 1 - self._turn
@@ -108,23 +124,24 @@ class Inbox:
             room = 2 * (fixed * capacity + variable) + 1024
             memory = Allocation(self._driver, 4 * room)
             host = [self._driver.pinned(4 * room) for _ in self._sent]
-            if self._memory is not None:
-                self._memory.release()
-            self._capacity, self._room, self._memory, self._host = capacity, room, memory, host
+            if self.memory is not None:
+                self.memory.release()
+            self._capacity, self._room, self.memory, self._host = capacity, room, memory, host
         else:
             self._driver.wait(self._sent[self._turn])
-        assert self._memory is not None
-        return _Writer(self._memory.address, self._host[self._turn].view(np.int32))
+        assert self.memory is not None
+        return _Writer(self.memory.address, self._host[self._turn].view(np.int32))
 
 
 class _Writer:
     def __init__(self, base: int, host: NDArray[np.int32]) -> None:
         self.base, self._host, self._at = base, host, 0
 
-    def put(self, numbers: Any, room: int | None = None) -> int:
-        """The device's address of these numbers."""
-        at = self._at
-        self._host[at : at + len(numbers)] = numbers
+    def put(self, numbers: Any, room: int | None = None, more: Sequence[int] | NDArray[np.int64] = ()) -> int:
+        """The device's address of these numbers, which `more` follow."""
+        at, end = self._at, self._at + len(numbers)
+        self._host[at:end] = numbers
+        self._host[end : end + len(more)] = more
         self._at += align(len(numbers) if room is None else room, ALIGNMENT)
         return self.base + 4 * at
 
@@ -141,6 +158,21 @@ def most_splits(spec: LayerSpec, positions: NDArray[np.int64]) -> int:
     pins = np.where(lowest == 0, 0, -(-spec.pinned // SPLIT))
     first = np.maximum(lowest // SPLIT, pins)
     return int((pins + positions // SPLIT - first + 1).max())
+
+
+def in_bucket(n_rows: int) -> int:
+    """Rows with the padding. There are no buckets for steps larger than the largest one."""
+    return next((bucket for bucket in BUCKETS if n_rows <= bucket), n_rows)
+
+
+def all_splits(group: Group) -> int:
+    """Most splits that a token at the end of the context sees."""
+    return ceil_div(group.config.context, SPLIT) + 1
+
+
+def split_bucket(group: Group, n_splits: int) -> int:
+    """A power of two, or all splits if that is less."""
+    return max(n_splits, min(1 << max(n_splits - 1, 0).bit_length(), all_splits(group)))
 
 
 def first_shift(group: Group, max_seqs: int) -> int:

@@ -49,8 +49,9 @@ class CudaLayers:
         memory.store(layer, frame, (spec.n_heads, 0), (_view(given, q),) * 3, (0, 0), NO_ROPE, 0.0, queries.address)
         out = np.zeros((*q.shape[:2], spec.v_dim), np.float32)
         results = self._upload(out)
-        memory.prefill(layer, frame, queries.address, results.address, scale)
-        memory.decode(layer, frame, queries.address, results.address, scale)
+        rows = _view(results, out).rows
+        memory.prefill(layer, frame, queries.address, rows, scale)
+        memory.decode(layer, frame, queries.address, rows, scale)
         memory.driver.download(results.address, out)
         self._count(layer, frame)
         return out

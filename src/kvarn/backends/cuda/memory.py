@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvarn.arrays import Cells
 from kvarn.backends.base import Counters
 from kvarn.backends.cuda import inbox, specs
-from kvarn.backends.cuda.buffers import Allocation, View
+from kvarn.backends.cuda.buffers import Allocation, Rows, View
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame, Inbox
 from kvarn.cache.codec import unit_bytes
@@ -47,9 +47,13 @@ class CudaMemory:
 
     def _scratch_bytes(self, group: Group) -> int:
         spec = group.config.spec
-        splits = ceil_div(group.config.context, specs.SPLIT) + 1
-        token = align(splits * spec.n_heads, inbox.ALIGNMENT) * (spec.v_dim + 2) * 4
-        return inbox.ALIGNMENT * token + min(self.plan.max_seqs * token, MOST_SCRATCH)
+        token = align(inbox.all_splits(group) * spec.n_heads, inbox.ALIGNMENT) * (spec.v_dim + 2) * 4
+        return inbox.ALIGNMENT * token + min(inbox.in_bucket(self.plan.max_seqs) * token, MOST_SCRATCH)
+
+    @property
+    def movable(self) -> tuple[Allocation | None, ...]:
+        """The memory that launches name by its address, as far as another cache or a larger step has another one."""
+        return self.arena, self._inbox.memory
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -99,9 +103,9 @@ class CudaMemory:
         grid = (frame.n_tokens, heads[0] + 2 * heads[1], 1)
         self.driver.launch(self.driver.function(specs.rotate(self.codec)), grid, args)
 
-    def prefill(self, layer: int, frame: Frame, q: int, out: int, scale: float) -> None:
-        """Attention of the sequences with several new tokens. q is [tokens, heads, dim] in the type of the cells, out
-        the same in f32."""
+    def prefill(self, layer: int, frame: Frame, q: int, out: Rows, scale: float) -> None:
+        """Attention of the sequences with several new tokens. q is [tokens, heads, dim] in the type of the cells; out
+        has a row per token, in any form."""
         if not frame.n_runs:
             return
         group = self._groups[self.group_of[layer]]
@@ -110,16 +114,18 @@ class CudaMemory:
         tiles = ceil_div(frame.longest_run * group.spec.n_heads // group.stored_heads, kernel.size("BM"))
         for start in range(0, frame.n_runs, MOST_IN_GRID):
             grid = (tiles, group.stored_heads, min(frame.n_runs - start, MOST_IN_GRID))
-            self.driver.launch(function, grid, (*args, frame.runs + 4 * start, frame.counts + 4 * start, out))
+            runs = (frame.runs + 4 * start, frame.counts + 4 * start)
+            self.driver.launch(function, grid, (*args, *runs, out.address, *_how(out)))
 
-    def decode(self, layer: int, frame: Frame, q: int, out: int, scale: float) -> None:
+    def decode(self, layer: int, frame: Frame, q: int, out: Rows, scale: float) -> None:
         """Attention of the sequences with one new token, in splits. Tokens for which the scratch has no room take
         another launch."""
         if not frame.n_singles:
             return
         group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
         spec, partial = group.spec, self._scratch.address
-        function, reduce = (self.driver.function(k) for k in (specs.decode(self.codec, spec.k_dim), specs.reduce()))
+        kernels = (specs.decode(self.codec, spec.k_dim), specs.reduce(spec.v_dim))
+        function, reduce = (self.driver.function(kernel) for kernel in kernels)
         args = self._arguments(layer, frame, q, scale)
         parts = ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
         results = n_splits * spec.n_heads  # of one token
@@ -130,7 +136,8 @@ class CudaMemory:
             peaks = partial + 4 * n * results * spec.v_dim
             sums = (partial, peaks, peaks + 4 * align(n * results, inbox.ALIGNMENT))
             self.driver.launch(function, (n_splits, group.stored_heads * parts, n), (*args, tokens, *sums))
-            self.driver.launch(reduce, (n, spec.n_heads, 1), (*sums, tokens, out, n_splits, spec.n_heads, spec.v_dim))
+            shape = (n_splits, spec.n_heads, spec.v_dim)
+            self.driver.launch(reduce, (n, spec.n_heads, 1), (*sums, tokens, out.address, *shape, *_how(out)))
 
     def _arguments(self, layer: int, frame: Frame, q: int, scale: float) -> tuple[int | float, ...]:
         """What `prefill` and `decode` have in common: specs.ATTENTION."""
@@ -189,6 +196,11 @@ class CudaMemory:
         steps = [each * dtype.itemsize for each in (strides.slot, strides.head, strides.unit)]
         copies = shape.heads // self.plan.groups[group].config.spec.n_kv_heads
         return as_strided(data.view(dtype), axes, steps)[:, copy::copies]
+
+
+def _how(out: Rows) -> tuple[int, int]:
+    """How a kernel stores rows."""
+    return out.stride, specs.FORM_CODES[out.form]
 
 
 class _GroupOnDevice:

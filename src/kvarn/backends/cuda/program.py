@@ -1,7 +1,8 @@
 """A model on the device: launches in order, and what a step takes to and from the host.
 
-A step copies its integers to the device, launches, and returns. `Logits.rows` waits. Times come from
-events on the device: of all operations while tracing, and of attention in one step of SAMPLED.
+A step copies its integers to the device, launches, and returns. `Logits.rows` waits. Decode steps are
+replayed as graphs. Times come from events on the device: of all operations while tracing, and of attention
+in one step of SAMPLED. Such a step is launched without a graph.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from kvarn.arrays import Floats
 from kvarn.backends.base import Span
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.emit import emit, launch_linear
-from kvarn.backends.cuda.inbox import Frame
+from kvarn.backends.cuda.emit import emit
+from kvarn.backends.cuda.graphs import Graphs
+from kvarn.backends.cuda.inbox import Frame, in_bucket
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.backends.cuda.specs import TYPE_BYTES
 from kvarn.backends.cuda.timeline import Timeline
@@ -39,6 +41,7 @@ class CudaProgram:
         self._vocabulary = self._emitted.logits.n_rows
         self._hidden = graph.nodes[-1].inputs[0].width
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
+        self.graphs = Graphs(driver, self._emitted.operations, self._emitted.workspace)
         self._timeline = Timeline(driver)
         self._untimed = 0  # steps since the last timed one
         self._tracing = False
@@ -51,11 +54,11 @@ class CudaProgram:
     @property
     def workspace(self) -> int:
         memory = self._emitted.workspace.memory
-        return self._logits.nbytes + (0 if memory is None else memory.nbytes)
+        return self._logits.nbytes + self._emitted.products.nbytes + (0 if memory is None else memory.nbytes)
 
     def reserve(self, tokens: int) -> None:
         """Allocate the workspace for steps of this many tokens; a larger step allocates it again."""
-        self._emitted.workspace.reserve(tokens)
+        self._emitted.workspace.reserve(in_bucket(tokens))
 
     def run(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> "CudaLogits":
         frame = self._compute(memory, step, tokens, wanted)
@@ -91,8 +94,7 @@ class CudaProgram:
             self._timeline.launch(self._emitted.operations, memory, frame, steps, self._tracing)
         else:
             self._untimed += 1
-            for operation in self._emitted.operations:
-                operation.run(memory, frame)
+            self.graphs.run(memory, frame)
         return frame
 
     def _check(self, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> None:
@@ -114,7 +116,7 @@ class CudaProgram:
         n_rows = min(frame.n_wanted - start, LOGIT_ROWS)
         if n_rows > 0:
             x = last.address + start * last.stride * TYPE_BYTES[last.form]
-            launch_linear(self._driver, x, matrix, self._logits.address, self._vocabulary, n_rows)
+            self._emitted.products.launch(x, matrix, self._logits.address, self._vocabulary, n_rows)
         return n_rows
 
     def fetch_logits(self, frame: Frame) -> Floats:

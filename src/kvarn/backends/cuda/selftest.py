@@ -1,7 +1,7 @@
 """Whether this device computes a row with the same bits whatever the shape of its tile.
 
 NVIDIA does not promise it. It was seen on the devices that docs/gpu.md lists, for sums that run through
-one accumulator in order. So the backend tries it when it opens: products of every tile, and attention
+one accumulator in order. So the backend tries it when it opens: products of every tile and split, and attention
 token by token against attention in one step. If bits differ, the backend says `exact: no` and works.
 """
 
@@ -13,43 +13,44 @@ from numpy.typing import NDArray
 from kvarn.arrays import Floats
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.emit import launch_linear
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.backends.cuda.planes import KINDS, Planes
-from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, PACKED_TILES, ROW_TILES, ROWS, SPLIT, TYPE_BYTES, TYPES
+from kvarn.backends.cuda.products import Products
+from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, LEAST_SPLIT, ROWS, SPLIT, TYPE_BYTES, TYPES, tiles
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
-WIDTH = 512  # numbers of a row of the products
+DEPTHS = (512, 2 * LEAST_SPLIT)  # of the products: one split, and two
 TOKENS = SPLIT + 40  # of attention: more than one split
 
 
 def is_exact(driver: Device) -> bool:
     random = np.random.default_rng(1)
-    if not all(_products_agree(driver, _packed(driver, planes, random), random) for planes in KINDS):
-        return False
-    for form in TYPES:
-        if not _products_agree(driver, _plain(driver, form, random), random):
-            return False
-        if form != "f32" and not all(_attention_agrees(driver, form, dim, random) for dim in HEAD_DIMS):
-            return False
-    return True
+    for depth in DEPTHS:
+        for planes in KINDS:
+            if not _products_agree(driver, _packed(driver, planes, depth, random), random):
+                return False
+        for form in TYPES:
+            if not _products_agree(driver, _plain(driver, form, depth, random), random):
+                return False
+    codecs = [form for form in TYPES if form != "f32"]
+    return all(_attention_agrees(driver, codec, dim, random) for codec in codecs for dim in HEAD_DIMS)
 
 
-def _plain(driver: Device, form: str, random: np.random.Generator) -> Matrix:
-    weight = Allocation(driver, COLUMNS * WIDTH * TYPE_BYTES[form])
-    driver.upload(weight.address, _in_form(random.standard_normal((COLUMNS, WIDTH), np.float32), form))
-    return Matrix(form, weight, COLUMNS, WIDTH)
+def _plain(driver: Device, form: str, depth: int, random: np.random.Generator) -> Matrix:
+    weight = Allocation(driver, COLUMNS * depth * TYPE_BYTES[form])
+    driver.upload(weight.address, _in_form(random.standard_normal((COLUMNS, depth), np.float32), form))
+    return Matrix(form, weight, COLUMNS, depth)
 
 
-def _packed(driver: Device, planes: Planes, random: np.random.Generator) -> Matrix:
+def _packed(driver: Device, planes: Planes, depth: int, random: np.random.Generator) -> Matrix:
     """Any codes, and scales and offsets for weights of about one."""
-    units = planes.units(WIDTH)
-    matrix = Matrix("f16", Allocation(driver, COLUMNS * planes.row_bytes(WIDTH)), COLUMNS, WIDTH, planes, units)
-    driver.upload(matrix.address, random.integers(0, 256, planes.code_bytes(COLUMNS, WIDTH), np.uint8))
+    units = planes.units(depth)
+    matrix = Matrix("f16", Allocation(driver, COLUMNS * planes.row_bytes(depth)), COLUMNS, depth, planes, units)
+    driver.upload(matrix.address, random.integers(0, 256, planes.code_bytes(COLUMNS, depth), np.uint8))
     scales = random.uniform(1 << 13, 1 << 14, (units, planes.words, COLUMNS, 2)).astype(np.float16)
     if planes.offsets:
         scales[..., 1] = -random.uniform(0, 1, scales.shape[:-1])
@@ -58,14 +59,17 @@ def _packed(driver: Device, planes: Planes, random: np.random.Generator) -> Matr
 
 
 def _products_agree(driver: Device, matrix: Matrix, random: np.random.Generator) -> bool:
-    """The first rows of products with more and more rows."""
-    x = Allocation(driver, ROWS * WIDTH * TYPE_BYTES[matrix.form])
-    driver.upload(x.address, _in_form(random.standard_normal((ROWS, WIDTH), np.float32), matrix.form))
+    """The rows of every tile."""
+    x, products = Allocation(driver, ROWS * matrix.depth * TYPE_BYTES[matrix.form]), Products(driver)
+    driver.upload(x.address, _in_form(random.standard_normal((ROWS, matrix.depth), np.float32), matrix.form))
+    products.reserve([matrix])
     found = []
-    for rows in (1, *sorted({*ROW_TILES, *PACKED_TILES})):
-        out = np.empty((rows, COLUMNS), np.float32)
+    for tile, mode in tiles(matrix.kind):
+        if mode == "whole" and matrix.splits > 1:
+            continue
+        out = np.empty((tile.rows, COLUMNS), np.float32)
         results = Allocation(driver, out.nbytes)
-        launch_linear(driver, x.address, matrix, results.address, COLUMNS, rows)
+        products.launch(x.address, matrix, results.address, COLUMNS, tile.rows, tiled=(tile, mode))
         driver.download(results.address, out)
         found.append(out)
     return all(_same(found[-1][: len(each)], each) for each in found)

@@ -11,6 +11,7 @@ which the matrix is stored).
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from kvarn.backends.cuda.planes import KINDS, PACKED, Planes
 
@@ -18,19 +19,25 @@ Constant = int | float | str
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
 TYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form of their output at run time
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
+SPLITS_TOGETHER = 8  # splits that `reduce` loads at a time
 GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` computes
 PREFILL_ROWS = 64  # query rows of a program of `prefill`
-ROW_TILES = (16, 64, 128)  # rows of a program of `linear`
-ROWS = ROW_TILES[-1]  # workspaces have a multiple of this many rows
-COLUMNS = 128  # matrices are padded to a multiple of this many rows (columns of the output)
-DEPTH = 64  # matrices and their inputs are padded to a multiple of this many columns
-PACKED_TILES = {8: (64, 2, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}  # rows: columns, warps, stages
+ROWS = 128  # workspaces have a multiple of this many rows
+COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of the output)
+DEPTH = 128  # matrices and their inputs are padded to a multiple of this many columns
+SHARED_ROWS = 256  # most rows of a product whose splits are computed by several programs
+ROW_GROUP = 8  # row tiles that take turns over one tile of weights, while it is in the device's cache
+FILLED = {"plain": 264, "packed": 396}  # programs that keep a large device busy with one row; packed ones are small
+LEAST_SPLIT = 1024  # numbers of a split of the depth
+MOST_SPLITS = 8
+WIDE = 16384  # rows of a matrix that has enough large tiles for one row of them
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
@@ -96,42 +103,105 @@ def norm_add() -> Kernel:
     return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH),))
 
 
-@cache
-def linear(form: str, rows: int) -> Kernel:
-    """For steps of up to this many rows; the largest tile is for all larger ones."""
-    tile = next((each for each in ROW_TILES if rows <= each), ROWS)
-    text = (
-        "x:*F weight:*F bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 depth:i32 out_stride:i64 scale:fp32 biased:i32 "
-        "adds:i32"
-    )
-    columns, depth, warps, stages = 64, 64, 4, 3
-    if form == "f32":
-        tile, columns, depth, stages = 16, 32, 32, 1
-    elif tile == ROWS:
-        columns, warps = 128, 8
-    constants = (("BM", tile), ("BN", columns), ("BK", depth))
-    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), warps, stages)
+class Tile(NamedTuple):
+    """Of a product: rows, columns and depth of a tile. It has no effect on a bit, and stages are lowered where shared
+    memory is small."""
+
+    rows: int
+    columns: int
+    depth: int  # of a packed one: a unit
+    warps: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """What the products of a kind of matrix choose from."""
+
+    narrow: Tile  # a few rows of a small matrix: more programs
+    small: tuple[Tile, ...]
+    turns: Tile  # it has two accumulators
+    large: Tile | None  # for many rows and one split
+    wide_rows: int  # more rows than these have large tiles if the matrix is wide, and more than SHARED_ROWS always
+
+
+F32_TILE = Tile(16, 32, 32, 4, 1)
+PLAIN_TILES = Tiles(
+    narrow=Tile(16, 32, 128, 4, 4),
+    small=(Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 64, 8, 4)),
+    turns=Tile(128, 128, 64, 8, 3),
+    large=Tile(128, 256, 64, 8, 3),
+    wide_rows=SHARED_ROWS,
+)
+PACKED_TILES = Tiles(
+    narrow=Tile(8, 64, 0, 2, 5),
+    small=(Tile(8, 64, 0, 2, 5), Tile(16, 64, 0, 2, 5), Tile(32, 64, 0, 4, 4), Tile(64, 64, 0, 4, 3)),
+    turns=Tile(128, 128, 0, 8, 3),
+    large=Tile(128, 256, 0, 8, 3),
+    wide_rows=64,
+)
+TILES = {
+    "f32": Tiles(F32_TILE, (F32_TILE,), F32_TILE, None, SHARED_ROWS),
+    "f16": PLAIN_TILES,
+    "bf16": PLAIN_TILES,
+    "packed": PACKED_TILES,
+}
+NARROWEST = min(tile.columns for each in TILES.values() for tile in (each.narrow, *each.small))
+
+
+def splits_of(n_rows: int, depth: int, packed: bool = False) -> int:
+    """Parts of a matrix's depth that are summed up by themselves: a part of the arithmetic. Only the shape of the
+    matrix, and whether it is packed, decide: enough programs for one row, and not too short."""
+    filled = FILLED["packed" if packed else "plain"]
+    most = min(filled // -(-n_rows // PLAIN_TILES.small[0].columns), depth // LEAST_SPLIT, MOST_SPLITS)
+    return 1 << max(most, 1).bit_length() - 1
+
+
+def tile_for(kind: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]:
+    """The tile of a product of this many input rows with a matrix of `n_rows`, and who adds its splits. `kind` is a
+    form, or `packed`."""
+    found = TILES[kind]
+    if splits > 1 and rows > SHARED_ROWS:
+        return found.turns, "turns"
+    if splits == 1 and found.large and rows > (found.wide_rows if n_rows >= WIDE else SHARED_ROWS):
+        return found.large, "whole"
+    few = -(-n_rows // found.small[0].columns) * splits < FILLED["plain"] // 2
+    if rows <= found.narrow.rows and few:
+        return found.narrow, "shared"
+    return next((tile for tile in found.small if rows <= tile.rows), found.small[-1]), "shared"
+
+
+def tiles(kind: str) -> list[tuple[Tile, str]]:
+    """All that `tile_for` chooses from."""
+    found = TILES[kind]
+    chosen = [(tile, "shared") for tile in (found.narrow, *found.small)] + [(found.turns, "turns")]
+    return list(dict.fromkeys(chosen + ([(found.large, "whole")] if found.large else [])))
 
 
 @cache
-def linear_packed(planes: Planes, rows: int) -> Kernel:
-    tile = next((each for each in PACKED_TILES if rows <= each), ROWS)
-    columns, warps, stages = PACKED_TILES[tile]
+def linear(form: str, tile: Tile, mode: str) -> Kernel:
+    """mode: `whole` for one split, `shared` for a program per split, `turns` for one program with all splits. A
+    `shared` one also computes one split."""
     text = (
-        "x:*fp16 codes:*u16 headers:*u32 bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 padded:i32 depth:i32 units:i32 "
-        "out_stride:i64 scale:fp32 biased:i32 adds:i32"
+        "x:*F weight:*F bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 depth:i32 "
+        "out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
     )
-    constants: tuple[tuple[str, Constant], ...] = (
-        ("BITS", planes.bits),
-        ("FIELD", planes.field),
-        ("OFFSETS", int(planes.offsets)),
-        ("BLOCKS", planes.blocks),
-        ("SPAN", planes.span),
-        ("BM", tile),
-        ("BN", columns),
+    sizes = (("BM", tile.rows), ("BN", tile.columns), ("BK", tile.depth), ("DEPTH", DEPTH), ("GROUP", ROW_GROUP))
+    constants = (*sizes, ("MODE", mode))
+    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), tile.warps, tile.stages)
+
+
+@cache
+def linear_packed(planes: Planes, tile: Tile, mode: str) -> Kernel:
+    """Modes are those of `linear`."""
+    text = (
+        "x:*fp16 codes:*u16 headers:*u32 bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 "
+        "padded:i32 depth:i32 units:i32 out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
     )
+    kind = (("BITS", planes.bits), ("FIELD", planes.field), ("OFFSETS", int(planes.offsets)))
+    sizes = (("BLOCKS", planes.blocks), ("SPAN", planes.span), ("BM", tile.rows), ("BN", tile.columns))
+    constants = (*kind, *sizes, ("GROUP", ROW_GROUP), ("MODE", mode))
     aligned = (("padded", COLUMNS), ("depth", DEPTH))
-    return Kernel("linear_packed", _arguments(text), constants, aligned, warps, stages)
+    return Kernel("linear_packed", _arguments(text), constants, aligned, tile.warps, tile.stages)
 
 
 @cache
@@ -156,14 +226,8 @@ def add() -> Kernel:
 
 
 @cache
-def convert(form: str) -> Kernel:
-    text = "x:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32"
-    return Kernel("convert", _arguments(text, F=TYPES[form]), (("BLOCK", STRETCH),))
-
-
-@cache
 def select() -> Kernel:
-    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32"
+    text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32 form:i32"
     return Kernel("select", _arguments(text), (("BLOCK", STRETCH),))
 
 
@@ -216,16 +280,25 @@ def decode(codec: str, dim: int) -> Kernel:
 def prefill(codec: str, dim: int) -> Kernel:
     block = head_block(dim)
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
-    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32"
+    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
     constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
-    aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
+    aligned = (
+        ("dim", HEAD_MULTIPLE),
+        ("out_stride", HEAD_MULTIPLE),
+        *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()),
+    )
     return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, aligned, stages=1)
 
 
 @cache
-def reduce() -> Kernel:
-    text = "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32"
-    return Kernel("reduce", _arguments(text), (("BD", LARGEST_HEAD),), warps=1)
+def reduce(dim: int) -> Kernel:
+    text = (
+        "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 "
+        "out_stride:i32 form:i32"
+    )
+    constants = (("BD", head_block(dim)), ("TOGETHER", SPLITS_TOGETHER))
+    aligned = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE))
+    return Kernel("reduce", _arguments(text), constants, aligned, warps=1)
 
 
 @cache
@@ -242,11 +315,12 @@ def edit() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), reduce(), select(), copy(2), copy(4)]
-    found += [embed_packed(), *(linear_packed(planes, rows) for planes in KINDS for rows in PACKED_TILES)]
+    found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(2), copy(4)]
+    found += [reduce(dim) for dim in HEAD_DIMS]
+    found += [linear_packed(planes, *tile) for planes in KINDS for tile in tiles("packed")]
     for kind in TYPES:
-        found += [embed(kind), norm(kind), rotate(kind), convert(kind)]
+        found += [embed(kind), norm(kind), rotate(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]
-        found += [linear(kind, rows) for rows in ROW_TILES]
+        found += [linear(kind, *tile) for tile in tiles(kind)]
         found += [make(kind, dim) for dim in HEAD_DIMS for make in (decode, prefill)]
     return tuple(dict.fromkeys(found))

@@ -21,7 +21,7 @@ from kvarn.backends.cuda import pack
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
-from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of
+from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of, splits_of
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint, Encoded
 from kvarn.loading.progress import Progress
@@ -60,6 +60,16 @@ class Matrix:
         assert self.planes is not None
         return self.address + self.planes.code_bytes(self.padded, self.units * self.planes.unit)
 
+    @property
+    def splits(self) -> int:
+        """Parts of the depth that are summed up by themselves."""
+        return splits_of(self.n_rows, self.depth, self.planes is not None)
+
+    @property
+    def kind(self) -> str:
+        """Which tiles its products have: its form, or `packed`."""
+        return self.form if self.planes is None else "packed"
+
 
 class Weights:
     """Loads a tensor when the program first asks for it."""
@@ -78,6 +88,11 @@ class Weights:
     def nbytes(self) -> int:
         matrices = sum(matrix.memory.nbytes for matrix in self._matrices.values())
         return matrices + sum(vector.nbytes for vector in self._vectors.values())
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """All that are loaded."""
+        return list(self._matrices.values())
 
     def form(self, name: str) -> str:
         """Of the inputs of a matrix."""

@@ -37,7 +37,7 @@ def connect(
     elif "://" in against:
         peer = Server(against, vocab_size, max(case.context for case in cases))
     else:
-        raise KvarnError(f"--against {against!r}: give the URL of a server, or {LLAMA_CPP}")
+        raise KvarnError(f"--against {against!r}: give the URL of a server, {LLAMA_CPP}, or a .json file with speeds")
     try:
         yield peer
     finally:

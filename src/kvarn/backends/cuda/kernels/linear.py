@@ -4,14 +4,14 @@ weight is [columns, depth] with rows of a padded length, x has rows of the same 
 padding of x is zero, and that of weight too, so nothing is masked while reading. x has rows up to a
 multiple of BM, whatever they contain: a row of the result depends on its own row of x only.
 
-The weights are the left operand, so that one row is padded to BM, not to 64. One accumulator runs
-through the depth in order, so a row has the same bits whatever BM and BN are.
+The weights are the left operand, so that one row is padded to BM, not to 64. A split of the depth is `share`
+times DEPTH numbers (tiles.py).
 """
 
 import triton
 import triton.language as tl
 
-from kvarn.backends.cuda.kernels.finish import finish
+from kvarn.backends.cuda.kernels.tiles import end, place
 
 
 @triton.jit
@@ -20,6 +20,8 @@ def linear(
     weight,
     bias,
     out,
+    partial,
+    counters,
     n_rows,
     n_columns,
     depth,
@@ -27,18 +29,46 @@ def linear(
     scale,
     biased,
     adds,
+    splits,
+    share,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    MODE: tl.constexpr,
 ):
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
-    row = tl.program_id(1) * BM + tl.arange(0, BM)
+    tile = tl.program_id(0)
+    row_tile, column_tile = place(tile, tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN), GROUP)
+    column = column_tile * BN + tl.arange(0, BN)
+    row = row_tile * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     weights = weight + column.to(tl.int64)[:, None] * depth + k[None, :]
     inputs = x + row.to(tl.int64)[None, :] * depth + k[:, None]
+    if MODE == "turns":
+        acc = tl.zeros((BN, BM), tl.float32)
+        for split in range(splits):
+            acc += summed(weights, inputs, split, share, depth, BM, BN, BK, DEPTH)
+    else:
+        split = tl.program_id(1) if MODE == "shared" else 0
+        acc = summed(weights, inputs, split, share, depth, BM, BN, BK, DEPTH)
+    sums = (bias, out, partial, counters)
+    sizes = (n_rows, n_columns, out_stride)
+    end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, BM, BN, MODE)
+
+
+@triton.jit
+def summed(
+    weights, inputs, split, share, depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPTH: tl.constexpr
+):
+    """The products of one split. Blocks are counted, so that the compiler knows a divisor of every offset."""
+    first = split * share
+    n = tl.minimum(share, depth // DEPTH - first)
+    weights += first * DEPTH
+    inputs += first * DEPTH
     acc = tl.zeros((BN, BM), tl.float32)
-    for _ in range(0, depth, BK):
+    for _ in range(n * (DEPTH // BK)):
         acc = tl.dot(tl.load(weights), tl.load(inputs), acc, input_precision="ieee")
         weights += BK
         inputs += BK
-    finish(acc, column, row, bias, out, n_rows, n_columns, out_stride, scale, biased, adds)
+    return acc

@@ -1,14 +1,14 @@
 """out = scale weight x + bias, or out += the same, where weight is packed in planes (planes.py).
 
-A step of the loop is a unit of planes.py. Everything else is as in `linear`: the weights are the left
-operand, and one accumulator runs through the depth in order, so a row has the same bits whatever BM and
-BN are. Elements of planes have 16 bits: with 8, Triton would order columns differently for mma and wgmma.
+A step of the loop is a unit of planes.py, and a split of the depth is `share` units. Everything else is as
+in `linear`: the weights are the left operand, and sums are those of tiles.py. Elements of planes have 16
+bits: with 8, Triton would order columns differently for mma and wgmma.
 """
 
 import triton
 import triton.language as tl
 
-from kvarn.backends.cuda.kernels.finish import finish
+from kvarn.backends.cuda.kernels.tiles import end, place
 from kvarn.backends.cuda.kernels.unpack import MIDDLE, field, half
 
 
@@ -19,6 +19,8 @@ def linear_packed(
     headers,
     bias,
     out,
+    partial,
+    counters,
     n_rows,
     n_columns,
     padded,
@@ -28,6 +30,8 @@ def linear_packed(
     scale,
     biased,
     adds,
+    splits,
+    share,
     BITS: tl.constexpr,
     FIELD: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -35,20 +39,68 @@ def linear_packed(
     SPAN: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    GROUP: tl.constexpr,
+    MODE: tl.constexpr,
 ):
     EACH: tl.constexpr = 16 // FIELD  # codes in an element
     OWN: tl.constexpr = (BLOCKS + EACH - 1) // EACH  # tiles with the low bits of a unit
-    TILES: tl.constexpr = OWN + (FIELD < BITS)
-    WORDS: tl.constexpr = BLOCKS if OFFSETS else BLOCKS // 2
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
-    row = tl.program_id(1) * BM + tl.arange(0, BM)
+    UNIT: tl.constexpr = 16 * SPAN * (OWN + (FIELD < BITS))  # elements of 16 rows
+    tile = tl.program_id(0)
+    row_tile, column_tile = place(tile, tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN), GROUP)
+    column = column_tile * BN + tl.arange(0, BN)
+    row = row_tile * BM + tl.arange(0, BM)
     k = tl.arange(0, SPAN)
-    group, place = (column // 16).to(tl.int64), column % 16
-    tiles = codes + (group * units * (16 * SPAN * TILES) + place * SPAN)[:, None] + k[None, :]
+    group, inside = (column // 16).to(tl.int64), column % 16
+    tiles = codes + (group * units * UNIT + inside * SPAN)[:, None] + k[None, :]
     words = headers + column
     inputs = x + row.to(tl.int64)[None, :] * depth + k[:, None]
+    if MODE == "turns":
+        acc = tl.zeros((BN, BM), tl.float32)
+        for split in range(splits):
+            acc += summed(
+                *(tiles, words, inputs, split, share, padded, depth, units),
+                *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN),
+            )
+    else:
+        split = tl.program_id(1) if MODE == "shared" else 0
+        acc = summed(
+            *(tiles, words, inputs, split, share, padded, depth, units),
+            *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN),
+        )
+    sums = (bias, out, partial, counters)
+    sizes = (n_rows, n_columns, out_stride)
+    end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, BM, BN, MODE)
+
+
+@triton.jit
+def summed(
+    tiles,
+    words,
+    inputs,
+    split,
+    share,
+    padded,
+    depth,
+    units,
+    BITS: tl.constexpr,
+    FIELD: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SPAN: tl.constexpr,
+    EACH: tl.constexpr,
+    OWN: tl.constexpr,
+    UNIT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """The products of one split. Inputs behind the depth, which a last unit may have, are zero."""
+    WORDS: tl.constexpr = BLOCKS if OFFSETS else BLOCKS // 2
+    first = split * share
+    tiles += first.to(tl.int64) * UNIT
+    words += first.to(tl.int64) * padded * WORDS
+    inputs += first * (SPAN * BLOCKS)
     acc = tl.zeros((BN, BM), tl.float32)
-    for unit in range(units):
+    for unit in range(first, tl.minimum(first + share, units)):
         if FIELD < BITS:
             upper = tl.load(tiles + OWN * 16 * SPAN)
         for i in tl.static_range(BLOCKS):
@@ -69,7 +121,7 @@ def linear_packed(
             by, plus = tl.broadcast_to(by, (BN, SPAN)), tl.broadcast_to(plus, (BN, SPAN))
             given = tl.load(inputs + SPAN * i, mask=(unit * BLOCKS + i) * SPAN < depth, other=0.0)
             acc = tl.dot(tl.fma(by, code.to(tl.float16, bitcast=True), plus), given, acc)
-        tiles += 16 * SPAN * TILES
+        tiles += UNIT
         words += padded * WORDS
         inputs += SPAN * BLOCKS
-    finish(acc, column, row, bias, out, n_rows, n_columns, out_stride, scale, biased, adds)
+    return acc

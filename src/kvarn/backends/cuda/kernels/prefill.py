@@ -1,7 +1,8 @@
 """Attention of sequences with several new tokens: BM query rows of one KV head of one sequence per program.
 
 A row is a pair (token, query head of the KV head). The program goes through the splits that its rows
-see, in order, and adds them as `reduce` does. A row has the same bits as in `decode`.
+see, in order, and adds them as `reduce` does. A row has the same bits as in `decode`. The result is in the
+form that the output matrix takes.
 """
 
 import triton
@@ -16,6 +17,7 @@ from kvarn.backends.cuda.kernels.attention import (
     only_finite,
     seen_by,
 )
+from kvarn.backends.cuda.kernels.form import store_in_form
 
 
 @triton.jit
@@ -45,6 +47,8 @@ def prefill(
     starts,
     counts,
     out,
+    out_stride,
+    form,
     BD: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -95,4 +99,6 @@ def prefill(
             total_mass = fold(total_mass, mass, old, new, empty)
             total = fold(total, acc, old, new, empty)
         mass = tl.max(total_mass, 1)[:, None]
-        tl.store(out + line + d[None, :], tl.div_rn(total, tl.broadcast_to(mass, total.shape)), mask=inside)
+        result = tl.div_rn(total, tl.broadcast_to(mass, total.shape))
+        column = (stored_head * group + member % group)[:, None] * dim + d[None, :]
+        store_in_form(form, out, (start + member // group)[:, None] * out_stride + column, result, inside)
