@@ -10,7 +10,7 @@ from gpu.support.driving import same_bits
 from gpu.support.launching import Board, as_stored
 from gpu.support.oracle import relative
 
-from kvarn.backends.cuda import pack, selftest, specs, weights
+from kvarn.backends.cuda import pack, selftest, specs, staging, weights
 from kvarn.backends.cuda.planes import KINDS, PACKED, Planes, expanded
 from kvarn.loading.checkpoint import Encoded
 from kvarn.loading.progress import quiet
@@ -167,6 +167,7 @@ def test_tiles_and_products() -> None:
 def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two types, with rows that do not fill groups, packed in chunks by threads, with one power of two."""
     monkeypatch.setattr(weights, "PACK_CHUNK", 1)
+    monkeypatch.setattr(staging, "PIECE", 1 << 13)
     stored = {
         "a": Encoded("Q4_1", (8, 512), blocks("Q4_1", (8, 512), random, 20.0)),
         "b": Encoded("Q4_K", (35, 512), blocks("Q4_K", (35, 512), random)),
@@ -176,6 +177,7 @@ def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPa
     checkpoint = SimpleNamespace(infos=infos, encoded=stored.__getitem__)
     loaded = weights.Weights(driver, checkpoint, 3, quiet)
     matrix = loaded.matrix("a", "b", "c")
+    loaded.finish()
     planes = matrix.planes
     assert (matrix.n_rows, matrix.padded, matrix.depth, planes) == (47, 256, 512, PACKED["Q4_K"])
     assert loaded.nbytes == 256 * planes.row_bytes(512)

@@ -33,6 +33,9 @@ def planes_of(type_name: str, rows: NDArray[np.uint8]) -> tuple[Planes, int, NDA
     """Planes, the power of two, codes and headers, for whole groups of rows."""
     power = pack.shift(pack.peak(rows, type_name))
     tiles, words = pack.packed(rows, type_name, power)
+    _, units, n, span = tiles.shape
+    codes = np.full((align(len(rows), GROUP) // GROUP, units, n, GROUP, span), 0xFFFF, np.uint16)
+    pack.group(tiles, codes)
     headers = np.zeros((*words.shape[1:], align(len(rows), GROUP)), np.uint32)
     headers[..., : len(rows)] = words.transpose(1, 2, 0)
-    return PACKED[type_name], power, pack.grouped(tiles), headers
+    return PACKED[type_name], power, codes, headers

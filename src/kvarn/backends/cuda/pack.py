@@ -65,12 +65,16 @@ def packed(rows: Bytes, type_name: str, power: int) -> tuple[NDArray[np.uint16],
     return _tiles(planes, codes.reshape(n, units, planes.blocks, planes.span)), words
 
 
-def grouped(tiles: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """As they lie on the device, [rows / 16, units, tiles, 16, span]. Missing rows are zero."""
-    missing = -len(tiles) % GROUP
-    if missing:
-        tiles = np.concatenate([tiles, np.zeros((missing, *tiles.shape[1:]), np.uint16)])
-    return np.ascontiguousarray(tiles.reshape(-1, GROUP, *tiles.shape[1:]).transpose(0, 2, 3, 1, 4))
+def group(tiles: NDArray[np.uint16], out: NDArray[np.uint16]) -> None:
+    """Tiles as they lie on the device, [rows / 16, units, tiles, 16, span]. Rows that are missing in the last group are
+    zero."""
+    whole, rest = divmod(len(tiles), GROUP)
+    units, n, span = tiles.shape[1:]
+    groups = out.reshape(-1, units, n, GROUP, span)
+    groups[:whole] = tiles[: whole * GROUP].reshape(whole, GROUP, units, n, span).transpose(0, 2, 3, 1, 4)
+    if rest:
+        groups[whole, :, :, :rest] = tiles[whole * GROUP :].transpose(1, 2, 0, 3)
+        groups[whole, :, :, rest:] = 0
 
 
 def _tiles(planes: Planes, codes: Codes) -> NDArray[np.uint16]:
