@@ -199,7 +199,7 @@ def linear_packed(planes: Planes, tile: Tile, mode: str) -> Kernel:
     )
     kind = (("BITS", planes.bits), ("FIELD", planes.field), ("OFFSETS", int(planes.offsets)))
     sizes = (("BLOCKS", planes.blocks), ("SPAN", planes.span), ("BM", tile.rows), ("BN", tile.columns))
-    constants = (*kind, *sizes, ("GROUP", ROW_GROUP), ("MODE", mode))
+    constants = (*kind, *sizes, ("DEPTH", DEPTH), ("GROUP", ROW_GROUP), ("MODE", mode))
     aligned = (("padded", COLUMNS), ("depth", DEPTH))
     return Kernel("linear_packed", _arguments(text), constants, aligned, tile.warps, tile.stages)
 

@@ -39,6 +39,7 @@ def linear_packed(
     SPAN: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     MODE: tl.constexpr,
 ):
@@ -59,13 +60,13 @@ def linear_packed(
         for split in range(splits):
             acc += summed(
                 *(tiles, words, inputs, split, share, padded, depth, units),
-                *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN),
+                *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN, DEPTH),
             )
     else:
         split = tl.program_id(1) if MODE == "shared" else 0
         acc = summed(
             *(tiles, words, inputs, split, share, padded, depth, units),
-            *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN),
+            *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN, DEPTH),
         )
     sums = (bias, out, partial, counters)
     sizes = (n_rows, n_columns, out_stride)
@@ -92,8 +93,10 @@ def summed(
     UNIT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):
-    """The products of one split. Inputs behind the depth, which a last unit may have, are zero."""
+    """The products of one split. The depth is a multiple of DEPTH. If a unit is no divisor of that, the last one may
+    have blocks behind the inputs."""
     WORDS: tl.constexpr = BLOCKS if OFFSETS else BLOCKS // 2
     first = split * share
     tiles += first.to(tl.int64) * UNIT
@@ -119,7 +122,10 @@ def summed(
                 by = half(word, i % 2)
                 plus = by * MIDDLE
             by, plus = tl.broadcast_to(by, (BN, SPAN)), tl.broadcast_to(plus, (BN, SPAN))
-            given = tl.load(inputs + SPAN * i, mask=(unit * BLOCKS + i) * SPAN < depth, other=0.0)
+            if DEPTH % (BLOCKS * SPAN) == 0:
+                given = tl.load(inputs + SPAN * i)
+            else:
+                given = tl.load(inputs + SPAN * i, mask=(unit * BLOCKS + i) * SPAN < depth, other=0.0)
             acc = tl.dot(tl.fma(by, code.to(tl.float16, bitcast=True), plus), given, acc)
         tiles += UNIT
         words += padded * WORDS
