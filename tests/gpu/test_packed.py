@@ -173,8 +173,13 @@ def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPa
         "b": Encoded("Q4_K", (35, 512), blocks("Q4_K", (35, 512), random)),
         "c": Encoded("Q4_1", (4, 512), blocks("Q4_1", (4, 512), random)),
     }
-    infos = [SimpleNamespace(name=name, type=each.type) for name, each in stored.items()]
-    checkpoint = SimpleNamespace(infos=infos, encoded=stored.__getitem__)
+    infos = [SimpleNamespace(name=name, type=each.type, shape=each.shape) for name, each in stored.items()]
+
+    def read_rows(name: str, start: int, out: np.ndarray) -> None:
+        out[...] = stored[name].rows[start:][: len(out)]
+
+    shapes = {info.name: info.shape for info in infos}
+    checkpoint = SimpleNamespace(infos=infos, shapes=shapes, read_rows=read_rows)
     loaded = weights.Weights(driver, checkpoint, 3, quiet)
     matrix = loaded.matrix("a", "b", "c")
     loaded.finish()

@@ -69,9 +69,10 @@ def test_vectors(driver, tmp_path: Path) -> None:
     assert not found[259:].any()
 
 
-def test_a_file_that_becomes_shorter(cuda, tmp_path: Path) -> None:
+@pytest.mark.parametrize("type_name", ["BF16", "Q3_K", "Q4_0"])
+def test_a_file_that_becomes_shorter(cuda, tmp_path: Path, type_name: str) -> None:
     """The error of a thread is the error of loading, and no thread is left."""
-    checkpoint = opened(tmp_path, "BF16")
+    checkpoint = opened(tmp_path, type_name)
     last = max(checkpoint.infos, key=lambda info: info.offset)
     os.truncate(tmp_path / "tiny.gguf", last.offset + last.nbytes - 1)
     with pytest.raises(BadModel, match="has become shorter while it was read"):

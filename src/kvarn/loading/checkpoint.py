@@ -2,8 +2,8 @@
 
 `open_checkpoint` takes a GGUF file or a Hugging Face folder and checks all of it, so no tensor is
 found missing later. `tensor` gives float32. `encoded` gives the stored bytes, for backends that
-multiply without widening, and `in_file` says where they are, if they can be taken as they are. A
-checkpoint does not keep loaded tensors; the caller does.
+multiply without widening; `read_rows` reads a part of them, and `in_file` says where they are, if they
+can be taken as they are. A checkpoint does not keep loaded tensors; the caller does.
 Non-goals: fetching (pull.py); names of tensors (tensors.py); tokenizers.
 """
 

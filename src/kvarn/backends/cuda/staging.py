@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda.driver import Device, Event
 
+T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 PIECE = 16 << 20  # bytes of a buffer
 MOST_THREADS = 16
@@ -56,6 +58,10 @@ class Staging:
             self._driver.wait(buffer.copied)
         done = self._threads.submit(fill, buffer.memory[:nbytes])
         self._filling.append(_Filling(address, nbytes, buffer, done))
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Have a thread call a function. What was asked for earlier begins earlier."""
+        return self._threads.submit(function)
 
     def finish(self) -> None:
         """Begin the last copies, wait for all, and give the buffers back."""

@@ -7,6 +7,7 @@ are padded to a multiple of DEPTH numbers (packed ones to whole units) and matri
 COLUMNS rows, with zeros, so a kernel reads whole tiles. Vectors (norms and biases) are f32.
 
 Threads read, widen and pack (staging.py), and copies run meanwhile: weights are there after `finish`.
+They read packed types twice: the largest scale of a matrix comes first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
 from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of, splits_of
 from kvarn.cache.spec import align
-from kvarn.loading.checkpoint import Checkpoint, Encoded
+from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.encodings import ENCODINGS
 from kvarn.loading.progress import Progress
 from kvarn.loading.quants import dequantize
@@ -80,6 +81,11 @@ class Weights:
         self._matrices: dict[tuple[str, ...], Matrix] = {}
         self._vectors: dict[tuple[str | None, ...], Allocation] = {}
         self._staging = staging.Staging(driver)
+        self._peaks = {
+            info.name: self._staging.call(partial(self._peak, info.name))
+            for info in checkpoint.infos
+            if info.type in PACKED and len(info.shape) > 1
+        }
         self._seen: set[str] = set()
         self._progress, self._n_tensors = progress, n_tensors
         progress("loading", 0, n_tensors)
@@ -153,22 +159,20 @@ class Weights:
     def _read_rows(self, name: str, start: int, row_bytes: int, out: Bytes) -> None:
         """Rows of a matrix that is not packed, as the device has them: each with zeros behind it."""
         stored, width, rows = self._types[name], self._checkpoint.shapes[name][-1], out.reshape(-1, row_bytes)
-        stored_bytes = ENCODINGS[stored].row_bytes(width)
-        if stored in AS_STORED and stored_bytes == row_bytes:
+        if stored in AS_STORED and ENCODINGS[stored].row_bytes(width) == row_bytes:
             self._checkpoint.read_rows(name, start, rows)
             return
-        found = np.empty((len(rows), stored_bytes), np.uint8)
-        self._checkpoint.read_rows(name, start, found)
+        found = self._stored(name, start, len(rows))
         if stored not in AS_STORED:
             found = _f16(dequantize(found, stored, (len(rows), width))).view(np.uint8)
         rows[:, : found.shape[1]] = found
         rows[:, found.shape[1] :] = 0
 
     def _pack(self, names: tuple[str, ...]) -> Matrix:
-        stored = [self._checkpoint.encoded(name) for name in names]
-        planes, width = PACKED[stored[0].type], stored[0].shape[-1]
-        power = pack.shift(max(pack.peak(each.rows, each.type) for each in stored))
-        n_rows, units = sum(len(each.rows) for each in stored), planes.units(width)
+        shapes = [self._checkpoint.shapes[name] for name in names]
+        planes, width = PACKED[self._types[names[0]]], shapes[0][-1]
+        power = pack.shift(max(self._peaks[name].result() for name in names))
+        n_rows, units = sum(shape[0] for shape in shapes), planes.units(width)
         memory = self._zeros(align(n_rows, COLUMNS) * planes.row_bytes(width))
         matrix = Matrix("f16", memory, n_rows, align(width, DEPTH), planes, units, 2.0**-power)
         headers = np.zeros((units, planes.words, matrix.padded), np.uint32)
@@ -177,7 +181,10 @@ class Weights:
 
         def fill_codes(start: int, done: Future[None], out: Bytes) -> None:
             try:
-                parts = [pack.packed(rows, kind, power) for rows, kind in _slice(stored, start, start + step)]
+                parts = [
+                    pack.packed(self._stored(name, first, n), self._types[name], power)
+                    for name, first, n in _slice(names, shapes, start, start + step)
+                ]
                 words = np.concatenate([words for _, words in parts])
                 headers[:, :, start : start + len(words)] = words.transpose(1, 2, 0)
                 pack.group(np.concatenate([tiles for tiles, _ in parts]), out.view(np.uint16))
@@ -197,6 +204,18 @@ class Weights:
             self._staging.put(matrix.headers + start, nbytes, partial(fill_headers, start))
         return matrix
 
+    def _peak(self, name: str) -> float:
+        n, width = self._checkpoint.shapes[name]
+        step = max(1, PACK_CHUNK // width)
+        parts = ((start, min(step, n - start)) for start in range(0, n, step))
+        return max(pack.peak(self._stored(name, *part), self._types[name]) for part in parts)
+
+    def _stored(self, name: str, start: int, n: int) -> Bytes:
+        """Some rows as they are in the file."""
+        found = np.empty((n, ENCODINGS[self._types[name]].row_bytes(self._checkpoint.shapes[name][-1])), np.uint8)
+        self._checkpoint.read_rows(name, start, found)
+        return found
+
     def _zeros(self, nbytes: int) -> Allocation:
         memory = Allocation(self._driver, nbytes)
         self._driver.fill(memory.address, 0, nbytes)
@@ -207,12 +226,15 @@ class Weights:
         self._progress("loading", len(self._seen), self._n_tensors)
 
 
-def _slice(stored: Sequence[Encoded], start: int, stop: int) -> Iterator[tuple[Bytes, str]]:
-    """Some rows of matrices one after another, with their types."""
-    for each in stored:
-        if stop > 0 and start < len(each.rows):
-            yield each.rows[max(start, 0) : stop], each.type
-        start, stop = start - len(each.rows), stop - len(each.rows)
+def _slice(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], start: int, stop: int
+) -> Iterator[tuple[str, int, int]]:
+    """Some rows of matrices one after another: the name of each, its first row, and how many."""
+    for name, (n, *_) in zip(names, shapes, strict=True):
+        if stop > 0 and start < n:
+            first = max(start, 0)
+            yield name, first, min(stop, n) - first
+        start, stop = start - n, stop - n
 
 
 def _f16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
