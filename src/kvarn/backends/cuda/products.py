@@ -1,6 +1,6 @@
 """Products of rows and matrices: which tile, how many splits, and the memory in which splits leave their sums.
 
-The splits of a matrix's depth follow from its shape alone (specs.splits_of), because they are a part of
+The splits of a matrix's depth follow from its shape and type alone (specs.splits_of), because they are a part of
 the arithmetic. The tile follows from the number of rows, and has no effect on a bit.
 """
 
