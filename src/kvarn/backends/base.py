@@ -2,6 +2,7 @@
 
     plan -> Backend.memory -> Memory          checkpoint -> Backend.load -> Program
     KVCache.prepare -> Step                   Program.run(memory, step, tokens, wanted) -> Logits
+    Draw -> Logits.sample -> tokens           or Logits.rows, and the host samples
 
 The bookkeeping knows no device, and a device knows no bookkeeping. Only a Step, which holds integers,
 goes from one to the other.
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvarn.arrays import Floats
 from kvarn.cache.plan import Plan
@@ -74,11 +76,43 @@ class Layers(Protocol):
         """Attention of this step's queries, [T, n_heads, k_dim], over the layer's cells: [T, n_heads, v_dim]."""
 
 
+class Edits(NamedTuple):
+    """Changes of single logits before a token is drawn."""
+
+    ids: NDArray[np.int64]  # ascending
+    counts: NDArray[np.int64]  # how often the answer has the token; -1: neither prompt nor answer have it
+    biases: NDArray[np.float64]
+
+
+class Draw(NamedTuple):
+    """How to draw one token from a row of logits: everything that the row does not hold. engine/sampling.py says what
+    the numbers mean, and a device computes the same function, bit by bit."""
+
+    row: int  # of the wanted rows
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniform: float = 0.0  # the random number in [0, 1)
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    edits: Edits | None = None  # equal in all draws of one row
+
+
 class Logits(Protocol):
     """Logits of a step, on the device until `rows` is called. Valid until the program's next run."""
 
-    def rows(self) -> Floats:
-        """[wanted, vocabulary], on the host."""
+    @property
+    def samples(self) -> bool:
+        """Whether the device can sample them."""
+
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> list[int]:
+        """The token of each draw, of the ids below n_tokens. Where the largest logit of a row is not finite it is -1
+        for NaN, -2 for infinity and -3 for -infinity. Rows that are sampled with edits change."""
+
+    def rows(self, wanted: Sequence[int] | None = None) -> Floats:
+        """[rows, vocabulary], on the host: some rows in ascending order, or all."""
 
 
 class Span(NamedTuple):

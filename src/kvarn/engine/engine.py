@@ -14,18 +14,19 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from kvarn.arrays import Floats
 from kvarn.backends.base import Memory, Program
 from kvarn.cache.cache import KVCache
 from kvarn.cache.step import Step
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
+from kvarn.engine.drafting import host_only, make_drafter
+from kvarn.engine.drawing import draw
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.request import Request, Sample, Timing
-from kvarn.engine.sampling import History, Sampled, likeliest_token, make_report, make_sampler
+from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import BadLogits, KvarnError, PromptTooLong, QueueFull
+from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.words import counted
 
 
@@ -92,6 +93,7 @@ class Engine:
         scoped = _scoped(salt, conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
         request.sampler = make_sampler(params, seed, self._n_tokens)
+        request.drafter, request.host_only = make_drafter(params, seed), host_only(params)
         request.samples = [
             Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
         ]
@@ -219,7 +221,7 @@ class Engine:
         self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
         self.cache.launched(step)
-        drawn = self._draw(order, logits.rows())
+        drawn = draw(order, logits, self._n_tokens, self.stats)
         for w, part in zip(order, parts, strict=True):
             self.cache.commit(w.sample.id, part)
             w.sample.computed += w.n
@@ -230,51 +232,6 @@ class Engine:
             else:
                 events += self._take(samples, result)
         return events
-
-    def _draw(self, order: list[Work], rows: Floats) -> list[tuple[list[Sample], list[Sampled] | Exception]]:
-        """Draw the next token of each sample whose known tokens are all computed.
-
-        At the end of a prompt, draw the first token of all samples of the request. An exception in a
-        sampler or a constraint is returned in place of the tokens and fails only that request."""
-        drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
-        end = 0
-        for w in order:
-            end += w.n_rows
-            request = w.sample.request
-            samples = [w.sample]
-            if w.n_rows and request.params.prompt_logprobs is not None:
-                try:
-                    self._score_prompt(w, rows[end - w.n_rows : end, : self._n_tokens])
-                except BadLogits as error:
-                    drawn.append((samples, error))
-                    continue
-            if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
-                continue
-            row = rows[end - 1, : self._n_tokens]  # the row of its newest token
-            n_prompt = len(request.prompt)
-            # Only the first time: after a preemption the sample still has its sampled tokens.
-            if w.sample.index == 0 and len(w.sample.tokens) == n_prompt:
-                samples += [s for s in request.samples[1:] if s.finish_reason is None]
-            result: list[Sampled] | Exception
-            try:
-                result = [request.sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
-                for sample, sampled in zip(samples, result, strict=True):
-                    sample.constraint.accept(sampled.token)
-            except Exception as error:  # noqa: BLE001 (it fails this request only)
-                result = error
-            drawn.append((samples, result))
-        return drawn
-
-    @staticmethod
-    def _score_prompt(work: Work, rows: Floats) -> None:
-        """Report the log-probabilities of prompt tokens, row by row: one row of float64 at a time."""
-        request, start = work.sample.request, work.sample.computed
-        report = make_report(request.params.prompt_logprobs)
-        known = request.prompt_logprobs
-        for at in range(start + 1, min(start + work.n, len(request.prompt) - 1) + 1):
-            if at == len(known) + 1:  # a step that is run again has rows that are known
-                likeliest_token(rows[at - 1 - start])
-                known.append(report(rows[at - 1 - start], request.prompt[at]))
 
     def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:
         """Append the sampled tokens. All samples after the first fork from it."""

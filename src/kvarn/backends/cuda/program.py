@@ -1,20 +1,22 @@
 """A model on the device: launches in order, and what a step takes to and from the host.
 
-A step copies its integers to the device, launches, and returns. `Logits.rows` waits. Times come from
+A step copies its integers to the device, launches, and returns. `Logits.sample` and `rows` wait. Times come from
 events on the device: of all operations while tracing, and of attention in one step of SAMPLED.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
 from kvarn.arrays import Floats
-from kvarn.backends.base import Span
+from kvarn.backends.base import Draw, Span
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.emit import emit, launch_linear
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.sampler import Sampler
 from kvarn.backends.cuda.specs import TYPE_BYTES
 from kvarn.backends.cuda.timeline import Timeline
 from kvarn.backends.cuda.weights import Weights
@@ -39,6 +41,8 @@ class CudaProgram:
         self._vocabulary = self._emitted.logits.n_rows
         self._hidden = graph.nodes[-1].inputs[0].width
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
+        self._first = 0  # the wanted row at which the logits on the device begin
+        self._sampler = Sampler(driver, self._vocabulary, LOGIT_ROWS)
         self._timeline = Timeline(driver)
         self._untimed = 0  # steps since the last timed one
         self._tracing = False
@@ -51,7 +55,7 @@ class CudaProgram:
     @property
     def workspace(self) -> int:
         memory = self._emitted.workspace.memory
-        return self._logits.nbytes + (0 if memory is None else memory.nbytes)
+        return self._logits.nbytes + self._sampler.nbytes + (0 if memory is None else memory.nbytes)
 
     def reserve(self, tokens: int) -> None:
         """Allocate the workspace for steps of this many tokens; a larger step allocates it again."""
@@ -108,23 +112,48 @@ class CudaProgram:
 
     # -- logits ----------------------------------------------------------------------------------------------------
 
-    def _launch_logits(self, frame: Frame, start: int) -> int:
-        """Compute the logits of LOGIT_ROWS wanted rows, or of those that are left; return how many."""
+    def _launch_logits(self, frame: Frame, start: int) -> None:
+        """Compute the logits of LOGIT_ROWS wanted rows, or of those that are left."""
         last, matrix = self._emitted.last, self._emitted.logits
         n_rows = min(frame.n_wanted - start, LOGIT_ROWS)
         if n_rows > 0:
             x = last.address + start * last.stride * TYPE_BYTES[last.form]
             launch_linear(self._driver, x, matrix, self._logits.address, self._vocabulary, n_rows)
-        return n_rows
+        self._first = start
 
-    def fetch_logits(self, frame: Frame) -> Floats:
-        """The logits of the step's wanted rows, of which `run` has launched the first part."""
+    def _hold_logits(self, frame: Frame, start: int) -> None:
+        """Compute these logits, unless they are on the device. `run` has launched the first ones."""
+        if self._first != start:
+            self._launch_logits(frame, start)
+
+    def sample(self, frame: Frame, draws: Sequence[Draw], n_tokens: int) -> list[int]:
+        """The draws are in ascending order of rows."""
         self._driver.bind()
-        found = np.empty((frame.n_wanted, self._vocabulary), np.float32)
-        for start in range(0, frame.n_wanted, LOGIT_ROWS):
-            if start:
-                self._launch_logits(frame, start)
-            self._driver.download(self._logits.address, found[start : start + LOGIT_ROWS])
+        rounds = [
+            (start, part[at : at + LOGIT_ROWS])
+            for start, group in groupby(draws, lambda draw: draw.row // LOGIT_ROWS * LOGIT_ROWS)
+            for part in [list(group)]
+            for at in range(0, len(part), LOGIT_ROWS)
+        ]
+        self._sampler.begin(len(rounds))
+        for turn, (start, part) in enumerate(rounds):
+            self._hold_logits(frame, start)
+            self._sampler.launch(turn, self._logits.address, start, part, n_tokens)
+        return self._sampler.tokens([len(part) for _, part in rounds])
+
+    def fetch_logits(self, frame: Frame, wanted: Sequence[int]) -> Floats:
+        """The logits of these wanted rows, in ascending order."""
+        self._driver.bind()
+        found = np.empty((len(wanted), self._vocabulary), np.float32)
+        row_bytes, at = 4 * self._vocabulary, 0
+        while at < len(wanted):
+            start = wanted[at] // LOGIT_ROWS * LOGIT_ROWS
+            n = 1  # rows that follow each other
+            while at + n < len(wanted) and wanted[at + n] == wanted[at] + n < start + LOGIT_ROWS:
+                n += 1
+            self._hold_logits(frame, start)
+            self._driver.download(self._logits.address + (wanted[at] - start) * row_bytes, found[at : at + n])
+            at += n
         return found
 
     # -- times -----------------------------------------------------------------------------------------------------
@@ -141,11 +170,13 @@ class CudaProgram:
 class CudaLogits:
     """Logits that stay on the device until they are asked for."""
 
+    samples = True
+
     def __init__(self, program: CudaProgram, frame: Frame) -> None:
         self._program, self._frame = program, frame
-        self._rows: Floats | None = None
 
-    def rows(self) -> Floats:
-        if self._rows is None:
-            self._rows = self._program.fetch_logits(self._frame)
-        return self._rows
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> list[int]:
+        return self._program.sample(self._frame, draws, n_tokens)
+
+    def rows(self, wanted: Sequence[int] | None = None) -> Floats:
+        return self._program.fetch_logits(self._frame, range(self._frame.n_wanted) if wanted is None else wanted)
