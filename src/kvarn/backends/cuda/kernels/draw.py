@@ -46,14 +46,14 @@ def find(
     top,
     temperature,
     width,
-    COUNTED: tl.constexpr,
-    NAMED: tl.constexpr,
+    counted,
+    named,
     BUCKETS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first token such that the amount up to it is more than `target`: the mass up to it, and its id if NAMED.
-    The amount is the number of tokens if COUNTED, otherwise the mass."""
-    amount = counts.to(tl.int64) if COUNTED else masses
+    """The first token such that the amount up to it is more than `target`: the mass up to it, and its id if `named`.
+    The amount is the number of tokens if `counted`, otherwise the mass."""
+    amount = tl.where(counted, counts.to(tl.int64), masses)
     bucket = tl.sum((tl.cumsum(amount, 0) <= target).to(tl.int32), 0)
     index = tl.arange(0, BUCKETS)
     before = tl.sum(tl.where(index < bucket, masses, 0), 0)
@@ -71,16 +71,16 @@ def find(
     while high - low > 1:  # the amount from `low` on is more than `rest`, and that from `high` on is not
         middle = (low + high) >> 1
         count, mass = above(middle, key, w, n, members, logits, top, temperature, BLOCK)
-        beyond = (count > rest) if COUNTED else (mass > rest)
+        beyond = tl.where(counted, count.to(tl.int64), mass) > rest
         low = tl.where(beyond, middle, low)
         high = tl.where(beyond, high, middle)
 
     count, mass = above(high, key, w, n, members, logits, top, temperature, BLOCK)
     each = weight(distance(score_of(low.to(tl.int32)), top, temperature))
-    nth = (rest - count) if COUNTED else (rest - mass) // each
+    nth = tl.where(counted, rest - count, (rest - mass) // each)
     through = before + mass + (nth + 1) * each
     found = tl.full((), 0, tl.int32)
-    if NAMED:  # the nth id of the equal ones
+    if named:  # the nth id of the equal ones
         first, last = tl.full((), -1, tl.int32), width - 1
         while last - first > 1:  # up to `first` there are at most nth of them, up to `last` more
             middle = first + (last - first) // 2
@@ -125,15 +125,28 @@ def draw(
         index = slot * BUCKETS + tl.arange(0, BUCKETS)
         count, mass = tl.load(counts + index), tl.load(masses + index)
         total = tl.sum(mass, 0)
-        if (top_k > 0) & (top_k < tl.sum(count, 0)):
-            target = (top_k - 1).to(tl.int64)
-            total, _ = find(target, count, mass, members, logits, top, temperature, stride, True, False, BUCKETS, BLOCK)
-        if top_p < 1.0:
-            target = tl.maximum((top_p * total.to(tl.float64)).to(tl.int64), 1) - 1
-            total, _ = find(
-                target, count, mass, members, logits, top, temperature, stride, False, False, BUCKETS, BLOCK
-            )
-        total = tl.minimum(total, tl.load(kept + slot))
-        target = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
-        _, token = find(target, count, mass, members, logits, top, temperature, stride, False, True, BUCKETS, BLOCK)
-        tl.store(tokens + which, token)
+        for stage in range(3):  # in a loop, so that there is one copy of `find`
+            if stage == 0:
+                target, needed = (top_k - 1).to(tl.int64), (top_k > 0) & (top_k < tl.sum(count, 0))
+            elif stage == 1:
+                target, needed = tl.maximum((top_p * total.to(tl.float64)).to(tl.int64), 1) - 1, top_p < 1.0
+            else:
+                total = tl.minimum(total, tl.load(kept + slot))
+                target, needed = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1), top_p == top_p
+            if needed:
+                total, token = find(
+                    target,
+                    count,
+                    mass,
+                    members,
+                    logits,
+                    top,
+                    temperature,
+                    stride,
+                    stage == 0,
+                    stage == 2,
+                    BUCKETS,
+                    BLOCK,
+                )
+                if stage == 2:
+                    tl.store(tokens + which, token)
