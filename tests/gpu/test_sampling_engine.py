@@ -109,6 +109,7 @@ def test_logits_that_are_not_finite_fail_one_request(loaded: Loaded, monkeypatch
     assert (bad.id, 0) not in found
 
 
+@pytest.mark.requirement(32)
 def test_a_decode_step_waits_once_and_for_ids_only(loaded: Loaded, driver) -> None:
     """Waiting for an event of the last but one step, whose work is done, does not stop the device."""
     engine = loaded.engine(48, 16, max_seqs=3)
