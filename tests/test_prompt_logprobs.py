@@ -7,7 +7,8 @@ import pytest
 from support.serving import tiny_model
 
 from kvarn import LLM, SamplingParams
-from kvarn.engine import drawing, engine
+from kvarn.engine import drawing
+from kvarn.engine.drawing import Drawing
 from kvarn.engine.explain import explain, in_words
 from kvarn.engine.sampling import log_softmax
 from kvarn.engine.scheduler import MOST_ROWS, MOST_ROWS_WHILE_DECODING, Scheduler, Work
@@ -122,12 +123,13 @@ def test_an_error_in_a_step_with_prompt_rows_leaves_each_row_once(llm: LLM, monk
     want = llm.generate(LONG, max_tokens=2, prompt_logprobs=0)[0].prompt_logprobs
     steps = iter(range(1000))
 
-    def take(*args: Any) -> Any:
+    def take(self: Drawing, *args: Any) -> Any:
         if next(steps) in (0, 3):
             raise ArithmeticError("once")
-        return drawing.draw(*args)
+        return original(self, *args)
 
-    monkeypatch.setattr(engine, "draw", take)
+    original = Drawing.tokens
+    monkeypatch.setattr(Drawing, "tokens", take)
     others = [llm.start(prompt, DRAWN) for prompt in PROMPTS]  # so that no single request is blamed
     assert llm.generate(LONG, max_tokens=2, prompt_logprobs=0)[0].prompt_logprobs == want
     for job in others:

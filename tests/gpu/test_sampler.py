@@ -81,7 +81,7 @@ def test_a_draw_does_not_depend_on_its_batch(driver) -> None:
 
 
 def test_what_is_sent_and_what_comes_back(driver) -> None:
-    """Greedy draws of the same rows send nothing the second time, and download four bytes each."""
+    """Greedy draws of the same rows send nothing the second time, and four bytes each come back."""
     tried = Tried(driver, [logits_of("normal", 5000, seed) for seed in range(3)])
     greedy = [Draw(row) for row in range(3)]
     tried(greedy)
@@ -89,8 +89,9 @@ def test_what_is_sent_and_what_comes_back(driver) -> None:
     tried(greedy)
     calls = driver.calls[before:]
     assert [call.name for call in calls if call.verb == "launch"] == ["peak", "choose"]
-    assert [call.verb for call in calls if call.verb in ("send", "wait", "synchronize")] == []
-    assert [call.args[1] for call in calls if call.verb == "download"] == [12]
+    assert [call.verb for call in calls if call.verb in ("send", "download", "synchronize")] == []
+    assert [call.args[1] for call in calls if call.verb == "receive"] == [12]
+    assert [call.args for call in calls if call.verb == "wait"] == [(1,)]
     for i in range(3):
         before = len(driver.calls)
         tried([draw._replace(temperature=1.0, uniform=i / 4) for draw in greedy])

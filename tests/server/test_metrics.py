@@ -58,6 +58,7 @@ OWN = [
     "kv_cache_written_bytes_total",
     "kv_cache_copied_bytes_total",
     "sampled_tokens_total",
+    "steps_ahead_total",
 ]
 BUCKETS = {  # the first and the last finite bucket in vLLM, and how many there are
     "time_to_first_token_seconds": (0.001, 2560, 22),

@@ -9,7 +9,7 @@ goes from one to the other.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -107,8 +107,9 @@ class Logits(Protocol):
     def samples(self) -> bool:
         """Whether the device can sample them."""
 
-    def sample(self, draws: Sequence[Draw], n_tokens: int) -> list[int]:
-        """The token of each draw, of the ids below n_tokens. Where the largest logit of a row is not finite it is -1
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
+        """Launch the draws, and return a function that waits for their tokens. The next step may be launched before
+        it is called. A token is one of the ids below n_tokens. Where the largest logit of a row is not finite it is -1
         for NaN, -2 for infinity and -3 for -infinity. Rows that are sampled with edits change."""
 
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:
@@ -143,7 +144,7 @@ class Program(Protocol):
 
         `tokens` has one id per position of the step. `wanted` are the rows whose logits are needed, in ascending
         order; one sequence may have several. A backend that keeps sampled ids on its device also takes the id
-        -1 - r, which means the token sampled from row r of the last step. Other backends refuse it."""
+        -1 - r, which means the token of draw r of the last step. Other backends refuse it."""
 
     def hidden(self, memory: Any, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
         """Like `run`, but return the final hidden states of the wanted rows, [wanted, hidden], for embeddings."""
@@ -165,6 +166,10 @@ class Backend(Protocol):
     @property
     def memory_bytes(self) -> int | None:
         """Total memory of the device; None if unknown."""
+
+    @property
+    def ahead(self) -> int:
+        """Steps that can be launched before the host has read the tokens of the last one: 0 or 1."""
 
     def room(self) -> int | None:
         """Bytes that a cache may take by default, beside what is loaded so far. None: what its sequences need."""

@@ -243,7 +243,7 @@ class HostLogits:
     def __init__(self, rows: Floats) -> None:
         self._rows = rows
 
-    def sample(self, draws: Sequence[Draw], n_tokens: int) -> list[int]:
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
         raise NotImplementedError("the host samples: engine/sampling.py")
 
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:

@@ -4,7 +4,7 @@ A device has no logits processors, constraints and log-probabilities. Such rows 
 request decides it, never its batch, and both draw the same token.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from kvarn.backends.base import Draw, Edits
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.sampling import History, uniform, value
 
-Drafter = Callable[[int, History, int], Draw]  # row, history, k of the sample
+
+class Drafter(Protocol):
+    def __call__(self, row: int, history: History, k: int, ahead: int = 0) -> Draw:
+        """The next draw of sample k. `ahead`: tokens after the history that are not known yet."""
 
 
 def host_only(params: SamplingParams) -> str | None:
@@ -20,6 +23,12 @@ def host_only(params: SamplingParams) -> str | None:
     if params.logits_processors:
         return "logits_processors"
     return None if params.logprobs is None else "logprobs"
+
+
+def runs_ahead(params: SamplingParams) -> bool:
+    """Whether a draw needs no token before it: then it can be launched when they are not known yet."""
+    penalties = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+    return host_only(params) is None and not penalties
 
 
 def make_drafter(params: SamplingParams, seed: int) -> Drafter:
@@ -50,9 +59,9 @@ def make_drafter(params: SamplingParams, seed: int) -> Drafter:
         found.biases[np.searchsorted(ids, bias_ids)] = biases
         return found
 
-    def draft(row: int, history: History, k: int) -> Draw:
+    def draft(row: int, history: History, k: int, ahead: int = 0) -> Draw:
         changed = edits(history) if bias or repetition != 1 or penalties else None
-        place = uniform(seed, k, history.n_output) if drawn else 0.0
+        place = uniform(seed, k, history.n_output + ahead) if drawn else 0.0
         return plain._replace(row=row, uniform=place, edits=changed)
 
     return draft

@@ -1,6 +1,6 @@
 """The next tokens of a step: the device samples the rows that it can, and the others come to the host."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -27,34 +27,51 @@ class _Row(NamedTuple):
     where: str  # DEVICE, or the reason why the host samples
 
 
-def draw(order: Sequence[Work], logits: Logits, n_tokens: int, stats: EngineStats) -> list[Drawn]:
-    """Draw the next token of each sample whose known tokens are all computed.
+class Drawing:
+    """The draws of a launched step. The device has those that it can do."""
 
-    At the end of a prompt, draw the first token of all samples of the request. An exception in a
-    sampler or a constraint is returned in place of the tokens and fails only that request."""
-    found = _find(order, logits.samples)
-    draws = [draft for row in found if row.where == DEVICE for draft in _drafts(row)]
-    tokens = iter(logits.sample(draws, n_tokens) if draws else ())
-    needed = [at for row in found if row.where != DEVICE for at in (row.rows if row.scores else row.rows[-1:])]
-    rows = dict(zip(needed, logits.rows(needed)[:, :n_tokens], strict=True)) if needed else {}
-    drawn: list[Drawn] = []
-    for row in found:
-        samples = row.samples
-        stats.sampled[row.where] += len(samples)
-        row.work.sample.request.sampled[row.where] += len(samples)
-        given = list(islice(tokens, len(samples))) if row.where == DEVICE else []
-        result: list[Sampled] | Exception
-        try:
-            if row.scores:
-                _score_prompt(row.work, [rows[at] for at in row.rows])
-            result = list(map(_reported, given)) if row.where == DEVICE else _on_host(row, rows)
-            for sample, sampled in zip(samples, result, strict=True):
-                sample.constraint.accept(sampled.token)
-        except Exception as error:  # noqa: BLE001 (it fails this request only)
-            result, samples = error, samples or [row.work.sample]
-        if samples:
-            drawn.append((samples, result))
-    return drawn
+    def __init__(self, order: Sequence[Work], logits: Logits, n_tokens: int, ahead: int = 0) -> None:
+        """`ahead`: tokens that each sample will have by then and that are not known yet."""
+        self._rows = _find(order, logits.samples)
+        self._logits, self._n_tokens = logits, n_tokens
+        draws = [draft for row in self._rows if row.where == DEVICE for draft in _drafts(row, ahead)]
+        self._read = logits.sample(draws, n_tokens) if draws else list
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the host needs no logits."""
+        return all(row.where == DEVICE for row in self._rows)
+
+    def tokens(self, stats: EngineStats, dropped: Container[Sample] = ()) -> list[Drawn]:
+        """The next token of each sample whose known tokens are all computed. Waits for the device.
+
+        At the end of a prompt, these are the first tokens of all samples of the request. An exception in a
+        sampler or a constraint is returned in place of the tokens and fails only that request. Dropped samples get
+        no token."""
+        needed = [row for row in self._rows if row.where != DEVICE]
+        at = [place for row in needed for place in (row.rows if row.scores else row.rows[-1:])]
+        rows = dict(zip(at, self._logits.rows(at)[:, : self._n_tokens], strict=True)) if at else {}
+        tokens = iter(self._read())
+        drawn: list[Drawn] = []
+        for row in self._rows:
+            given = list(islice(tokens, len(row.samples))) if row.where == DEVICE else []
+            if row.work.sample in dropped:
+                continue
+            samples = row.samples
+            stats.sampled[row.where] += len(samples)
+            row.work.sample.request.sampled[row.where] += len(samples)
+            result: list[Sampled] | Exception
+            try:
+                if row.scores:
+                    _score_prompt(row.work, [rows[place] for place in row.rows])
+                result = list(map(_reported, given)) if row.where == DEVICE else _on_host(row, rows)
+                for sample, sampled in zip(samples, result, strict=True):
+                    sample.constraint.accept(sampled.token)
+            except Exception as error:  # noqa: BLE001 (it fails this request only)
+                result, samples = error, samples or [row.work.sample]
+            if samples:
+                drawn.append((samples, result))
+        return drawn
 
 
 def _find(order: Sequence[Work], device_samples: bool) -> list[_Row]:
@@ -86,9 +103,9 @@ def _history(sample: Sample) -> History:
     return History(sample.tokens, len(sample.request.prompt))
 
 
-def _drafts(row: _Row) -> list[Draw]:
+def _drafts(row: _Row, ahead: int) -> list[Draw]:
     draft = row.work.sample.request.drafter
-    return [draft(row.rows[-1], _history(sample), sample.index) for sample in row.samples]
+    return [draft(row.rows[-1], _history(sample), sample.index, ahead) for sample in row.samples]
 
 
 def _reported(token: int) -> Sampled:

@@ -2,6 +2,10 @@
 
     schedule -> reserve (or preempt, or wait) -> prepare -> run the program -> advance -> sample -> commit -> events
 
+A device that keeps the tokens it samples runs ahead by one step: while all samples decode, step t + 1 is
+launched before the tokens of step t are read. A sample that ends at t is put back to what it had, and
+its part of t + 1 is dropped (`_Launched`). Nothing is committed before its token is known.
+
 There is no prefill phase and no decode phase. A sample has known tokens and computed tokens, and a step
 computes more of the known ones. Only one thread at a time may use an engine (`kvarn.jobs.runner.Runner`
 ensures it). Non-goals: text, HTTP.
@@ -19,8 +23,8 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.step import Step
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
-from kvarn.engine.drafting import host_only, make_drafter
-from kvarn.engine.drawing import draw
+from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
+from kvarn.engine.drawing import Drawing
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.request import Request, Sample, Timing
 from kvarn.engine.sampling import Sampled, make_sampler
@@ -36,6 +40,18 @@ class Event(NamedTuple):
     sample: Sample
     sampled: Sampled
     gap: float | None = None  # seconds since the sample's previous token; None for the first token
+
+
+class _Launched(NamedTuple):
+    """A step whose tokens are not read yet."""
+
+    order: list[Work]  # the samples, in the order of the step
+    drawing: Drawing
+    dropped: set[Sample]  # samples that have ended since
+
+    @property
+    def live(self) -> list[Work]:
+        return [each for each in self.order if each.sample not in self.dropped]
 
 
 class Engine:
@@ -58,6 +74,7 @@ class Engine:
         self.scheduler = Scheduler(cache, self.config)
         self.stats = EngineStats()
         self._work: list[Work] = []  # of the current step
+        self._ahead: _Launched | None = None  # the step after it, if it is launched already
         self._step: Step | None = None  # the prepared step, until the program has applied it
         self._n_faults = 0  # errors since the last good step for which no request could be blamed
         self._eos = frozenset(eos_ids)
@@ -94,6 +111,7 @@ class Engine:
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
         request.sampler = make_sampler(params, seed, self._n_tokens)
         request.drafter, request.host_only = make_drafter(params, seed), host_only(params)
+        request.runs_ahead = runs_ahead(params)
         request.samples = [
             Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
         ]
@@ -133,6 +151,7 @@ class Engine:
     def restart(self, sample: Sample, tokens: Sequence[int], keep: int) -> None:
         """Replace the tokens of a running sample and rewind it to `keep` computed tokens, which must be equal in the
         old and the new tokens. Benchmarks use it to repeat a step."""
+        self._drop(sample)
         sample.computed = self.cache.rewind(sample.id, min(keep, sample.computed))
         sample.tokens[:] = sample.request.prompt[:] = tokens
 
@@ -146,7 +165,11 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step for every request that has room. If it raises, call `isolate` before the next step."""
-        work = self._work = self.scheduler.schedule()
+        current, self._ahead = self._ahead, None
+        work = self._work = current.live if current is not None else []
+        if not work:
+            current, work = None, self.scheduler.schedule()
+            self._work = work
         if not work:
             return []
         start = time.perf_counter()
@@ -154,7 +177,7 @@ class Engine:
             if each.sample.request.timing.started_at is None:
                 each.sample.request.timing.started_at = start
         decodes = all(each.decodes for each in work)
-        events = self._run(work)
+        events = self._finish_step(current if current is not None else self._launch(work))
         now = time.perf_counter()
         self._account(work, decodes, now - start)
         events = [self._timed(event, now) for event in events]
@@ -171,7 +194,7 @@ class Engine:
         requests = {work.sample.request for work in self._work}
         if not requests and self.scheduler.moving is not None:  # scheduling failed
             requests = {self.scheduler.moving.request}
-        self._work, step, self._step = [], self._step, None
+        self._work, step, self._step, self._ahead = [], self._step, None, None
         blamed = requests.pop() if isinstance(error, Exception) and len(requests) == 1 else None
         if step is not None:  # the program failed, and the bookkeeping is right
             lost = self.cache.drop(step)
@@ -209,21 +232,46 @@ class Engine:
         for sample in request.samples:
             self.finish(sample, "error")
 
-    def _run(self, work: list[Work]) -> list[Event]:
+    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> _Launched:
+        """`tokens`: of a step ahead, what stands for the unknown token of each sequence."""
         by_id = {each.sample.id: each for each in work}
         step = self._step = self.cache.prepare(list(by_id))
         order = [by_id[seq] for seq in step.seqs]
-        parts = [w.sample.tokens[w.sample.computed : w.sample.computed + w.n] for w in order]
         ends = itertools.accumulate(step.n_new)
         wanted = [row for w, end in zip(order, ends, strict=True) for row in range(end - w.n_rows, end)]
-        tokens = list(itertools.chain.from_iterable(parts))
-        logits = self.program.run(self.memory, step, tokens, wanted)
+        if tokens is None:
+            given = list(itertools.chain.from_iterable(map(_new_tokens, order)))
+        else:
+            given = [tokens[seq] for seq in step.seqs]
+        logits = self.program.run(self.memory, step, given, wanted)
         self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
         self.cache.launched(step)
-        drawn = draw(order, logits, self._n_tokens, self.stats)
-        for w, part in zip(order, parts, strict=True):
-            self.cache.commit(w.sample.id, part)
+        return _Launched(order, Drawing(order, logits, self._n_tokens, ahead=int(tokens is not None)), set())
+
+    def _launch_ahead(self, current: _Launched) -> None:
+        """Launch the step after `current`, whose tokens only the device has, if that is what comes next.
+
+        Every row must decode, and only its own request decides whether it can be drawn now. Samples whose length ends
+        with their next token are left out."""
+        order, live = current.order, current.live
+        if self.cache.plan.ahead < 1 or not current.drawing.on_device:
+            return
+        if not all(w.decodes and w.sample.request.runs_ahead for w in order):
+            return
+        if not self.scheduler.steady({w.sample for w in live}):
+            return
+        going = [(row, w) for row, w in enumerate(order) if w in live and not self._ends_next(w.sample)]
+        if going and all(self.cache.reserve(w.sample.id, w.sample.computed + 2) for _, w in going):
+            self._ahead = self._launch([w for _, w in going], {w.sample.id: -1 - row for row, w in going})
+            self.stats.steps_ahead += 1
+
+    def _finish_step(self, current: _Launched) -> list[Event]:
+        """Read the tokens of a launched step, after the next one is launched if possible."""
+        self._launch_ahead(current)
+        drawn = current.drawing.tokens(self.stats, current.dropped)
+        for w in current.live:
+            self.cache.commit(w.sample.id, _new_tokens(w))
             w.sample.computed += w.n
         events: list[Event] = []
         for samples, result in drawn:
@@ -232,6 +280,12 @@ class Engine:
             else:
                 events += self._take(samples, result)
         return events
+
+    def _drop(self, sample: Sample) -> None:
+        """Forget the sample's part of the step ahead. Its sequence is as before that step."""
+        if self._ahead is not None and any(w.sample is sample for w in self._ahead.live):
+            self._ahead.dropped.add(sample)
+            sample.computed = self.cache.rewind(sample.id, sample.computed)
 
     def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:
         """Append the sampled tokens. All samples after the first fork from it."""
@@ -260,7 +314,13 @@ class Engine:
             sample.limit = "max_tokens"
             self._finish(sample, "length")
 
+    def _ends_next(self, sample: Sample) -> bool:
+        """Whether the sample ends with its next token, whatever that is."""
+        n_tokens, n_output = len(sample.tokens) + 1, sample.n_output + 1
+        return n_tokens >= self.cache.longest or n_output >= (sample.request.params.max_tokens or 0)
+
     def _finish(self, sample: Sample, reason: str) -> None:
+        self._drop(sample)
         sample.finish_reason = reason
         self.scheduler.remove(sample)
         self._conclude(sample.request)
@@ -333,3 +393,7 @@ class Engine:
 def _scoped(salt: bytes, conversation: Hashable) -> Hashable:
     """Requests with different salts are never in the same conversation."""
     return None if conversation is None else (salt, conversation)
+
+
+def _new_tokens(work: Work) -> list[int]:
+    return work.sample.tokens[work.sample.computed : work.sample.computed + work.n]

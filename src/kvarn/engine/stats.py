@@ -15,6 +15,7 @@ class EngineStats:
     prefill_tokens: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0
+    steps_ahead: int = 0  # decode steps that were launched before the tokens of the last one were read
     peak_blocks: int = 0  # most blocks in use at once
     finished: int = 0  # requests that ended, for any reason
     request_seconds: float = 0.0  # sum of their times from arrival to end

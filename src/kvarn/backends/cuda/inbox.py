@@ -49,6 +49,7 @@ class Frame:
     n_runs: int  # sequences with more
     longest_run: int  # tokens of the largest
     tokens: int = 0
+    sampled: int = 0  # tokens of the last step's draws
     positions: int = 0
     rows: int = 0  # the row of the table of each token
     wanted: int = 0

@@ -4,7 +4,7 @@ A step copies its integers to the device, launches, and returns. `Logits.sample`
 events on the device: of all operations while tracing, and of attention in one step of SAMPLED.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -43,6 +43,7 @@ class CudaProgram:
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
         self._first = 0  # the wanted row at which the logits on the device begin
         self._sampler = Sampler(driver, self._vocabulary, LOGIT_ROWS)
+        self._n_sampled = 0  # tokens of the last step that the next one can name
         self._timeline = Timeline(driver)
         self._untimed = 0  # steps since the last timed one
         self._tracing = False
@@ -89,6 +90,7 @@ class CudaProgram:
         if timed:
             self._timeline.read()
         frame = memory.apply(step, tokens, wanted)
+        frame.sampled = self._sampler.address
         memory.count(frame)
         if timed:
             steps, self._untimed = 1 + self._untimed, 0
@@ -103,8 +105,8 @@ class CudaProgram:
         """A wrong number would read outside of an array on the device."""
         if len(tokens) != len(step.positions):
             raise BadStep(f"the step has {len(step.positions)} positions, and {len(tokens)} tokens were given")
-        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
-            raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}")
+        if len(tokens) and not -self._n_sampled <= min(tokens) <= max(tokens) < self.config.vocab_size:
+            raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}, or not sampled")
         if len(wanted) and not 0 <= min(wanted) <= max(wanted) < len(tokens):
             raise BadStep(f"a wanted row is outside of the step, 0 to {len(tokens) - 1}")
         if len(wanted) > len(tokens):
@@ -126,7 +128,7 @@ class CudaProgram:
         if self._first != start:
             self._launch_logits(frame, start)
 
-    def sample(self, frame: Frame, draws: Sequence[Draw], n_tokens: int) -> list[int]:
+    def sample(self, frame: Frame, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
         """The draws are in ascending order of rows."""
         self._driver.bind()
         rounds = [
@@ -139,7 +141,9 @@ class CudaProgram:
         for turn, (start, part) in enumerate(rounds):
             self._hold_logits(frame, start)
             self._sampler.launch(turn, self._logits.address, start, part, n_tokens)
-        return self._sampler.tokens([len(part) for _, part in rounds])
+        whole = all(len(part) == LOGIT_ROWS for _, part in rounds[:-1])
+        self._n_sampled = len(draws) if whole else 0
+        return self._sampler.receive([len(part) for _, part in rounds])
 
     def fetch_logits(self, frame: Frame, wanted: Sequence[int]) -> Floats:
         """The logits of these wanted rows, in ascending order."""
@@ -175,7 +179,7 @@ class CudaLogits:
     def __init__(self, program: CudaProgram, frame: Frame) -> None:
         self._program, self._frame = program, frame
 
-    def sample(self, draws: Sequence[Draw], n_tokens: int) -> list[int]:
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
         return self._program.sample(self._frame, draws, n_tokens)
 
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:

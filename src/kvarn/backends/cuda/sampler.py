@@ -5,10 +5,11 @@
     weigh, starts, scatter, draw              for draws with a temperature
 
 Weights are whole numbers, so no result depends on the order of a sum. What the host sends is one array per round of
-draws, and nothing if the device has it already, as with greedy draws of the same rows. Only ids come back.
+draws, and nothing if the device has it already, as with greedy draws of the same rows. Only ids come back, and they
+stay on the device, too: the next step can be launched before the host reads them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from kvarn.cache.spec import align, ceil_div
 UNIT = 2.0**44  # a weight of one
 BYTES_PER_BUCKET = 4 + 4 + 8  # count, cursor, mass
 LEAST_ROOM = 1 << 14  # bytes of what is sent
+ROUNDS = 64  # of a step; more make the array of tokens grow
 
 
 class Sampler:
@@ -36,7 +38,10 @@ class Sampler:
         self._tops = Allocation(driver, 4 * most)
         self._sums = Allocation(driver, most * (BYTES_PER_BUCKET * BUCKETS + 8))
         self._members = Allocation(driver, 4 * most * stride)
-        self._tokens = Allocation(driver, 4 * most)
+        self._tokens = Allocation(driver, 4 * most * ROUNDS)
+        self._outbox = [driver.pinned(self._tokens.nbytes) for _ in range(2)]
+        self._received = [driver.event(), driver.event()]
+        self._reader = 0  # the outbox of the next step
         self._edited: set[int] = set()  # rows, since `begin`
         self._inbox: Allocation | None = None
         self._host: list[NDArray[np.uint8]] = []
@@ -51,11 +56,17 @@ class Sampler:
         held = (*self._peaks, self._tops, self._sums, self._members, self._tokens, self._inbox)
         return sum(each.nbytes for each in held if each is not None)
 
+    @property
+    def address(self) -> int:
+        """The tokens of the last step: by draw, if all rounds but the last are whole."""
+        return self._tokens.address
+
     def begin(self, n_rounds: int) -> None:
         """Make room for the tokens of a step."""
         if 4 * n_rounds * self._most > self._tokens.nbytes:
             self._driver.synchronize()
             self._tokens = Allocation(self._driver, 4 * n_rounds * self._most)
+            self._outbox = [self._driver.pinned(self._tokens.nbytes) for _ in self._outbox]
         self._edited.clear()
 
     def launch(self, turn: int, logits: int, first: int, draws: Sequence[Draw], n_tokens: int) -> None:
@@ -89,11 +100,21 @@ class Sampler:
         self._run("scatter", grid, *given, cursors, self._members.address, *ends)
         self._run("draw", (len(drawn), 1, 1), *given, counts, masses, kept, self._members.address, self._stride)
 
-    def tokens(self, counts: Sequence[int]) -> list[int]:
-        """Wait for the tokens of the rounds, which have these numbers of draws."""
-        found = np.empty((len(counts) - 1) * self._most + counts[-1], np.int32)
-        self._driver.download(self._tokens.address, found)
-        return [int(token) for turn, n in enumerate(counts) for token in found[turn * self._most :][:n]]
+    def receive(self, counts: Sequence[int]) -> Callable[[], list[int]]:
+        """Copy the tokens of the rounds, which have these numbers of draws. The result waits for them. It may be called
+        until two more steps were sampled."""
+        out, event = self._outbox[self._reader], self._received[self._reader]
+        self._reader = 1 - self._reader
+        found = out[: 4 * ((len(counts) - 1) * self._most + counts[-1])]
+        self._driver.receive(self._tokens.address, found)
+        self._driver.record(event)
+
+        def read() -> list[int]:
+            self._driver.wait(event)
+            ids = found.view(np.int32)
+            return [int(token) for turn, n in enumerate(counts) for token in ids[turn * self._most :][:n]]
+
+        return read
 
     def _run(self, name: str, grid: tuple[int, int, int], *args: int) -> None:
         self._driver.launch(self._functions[name], grid, args)

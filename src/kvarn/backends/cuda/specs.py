@@ -75,8 +75,8 @@ def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
 
 @cache
 def embed(weight: str) -> Kernel:
-    arguments = _arguments("tokens:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32", F=TYPES[weight])
-    return Kernel("embed", arguments, (("BLOCK", STRETCH),))
+    text = "tokens:*i32 sampled:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32"
+    return Kernel("embed", _arguments(text, F=TYPES[weight]), (("BLOCK", STRETCH),))
 
 
 @cache
