@@ -112,6 +112,10 @@ class Logits(Protocol):
         it is called. A token is one of the ids below n_tokens. Where the largest logit of a row is not finite it is -1
         for NaN, -2 for infinity and -3 for -infinity. Rows that are sampled with edits change."""
 
+    @property
+    def latest(self) -> bool:
+        """Whether the next step can name the sampled tokens: no other step was launched since."""
+
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:
         """[rows, vocabulary], on the host: some rows in ascending order, or all."""
 

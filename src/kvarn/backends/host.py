@@ -238,7 +238,7 @@ def _first(slots: int, panel_size: int) -> Iterator[tuple[slice | int, ...]]:
 
 
 class HostLogits:
-    samples = False
+    samples = latest = False
 
     def __init__(self, rows: Floats) -> None:
         self._rows = rows

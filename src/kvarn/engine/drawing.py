@@ -38,9 +38,9 @@ class Drawing:
         self._read = logits.sample(draws, n_tokens) if draws else list
 
     @property
-    def on_device(self) -> bool:
-        """Whether the host needs no logits."""
-        return all(row.where == DEVICE for row in self._rows)
+    def leads_on(self) -> bool:
+        """Whether the next step can name all tokens of this one: they are on the device."""
+        return self._logits.latest and all(row.where == DEVICE for row in self._rows)
 
     def tokens(self, stats: EngineStats, dropped: Container[Sample] = ()) -> list[Drawn]:
         """The next token of each sample whose known tokens are all computed. Waits for the device.
@@ -72,6 +72,18 @@ class Drawing:
             if samples:
                 drawn.append((samples, result))
         return drawn
+
+
+class Launched(NamedTuple):
+    """A step whose tokens are not read yet."""
+
+    order: list[Work]  # the samples, in the order of the step
+    drawing: Drawing
+    dropped: set[Sample]  # samples that have ended since
+
+    @property
+    def live(self) -> list[Work]:
+        return [each for each in self.order if each.sample not in self.dropped]
 
 
 def _find(order: Sequence[Work], device_samples: bool) -> list[_Row]:

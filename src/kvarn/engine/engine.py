@@ -4,7 +4,7 @@
 
 A device that keeps the tokens it samples runs ahead by one step: while all samples decode, step t + 1 is
 launched before the tokens of step t are read. A sample that ends at t is put back to what it had, and
-its part of t + 1 is dropped (`_Launched`). Nothing is committed before its token is known.
+its part of t + 1 is dropped. Nothing is committed before its token is known.
 
 There is no prefill phase and no decode phase. A sample has known tokens and computed tokens, and a step
 computes more of the known ones. Only one thread at a time may use an engine (`kvarn.jobs.runner.Runner`
@@ -24,7 +24,7 @@ from kvarn.cache.step import Step
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
-from kvarn.engine.drawing import Drawing
+from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.request import Request, Sample, Timing
 from kvarn.engine.sampling import Sampled, make_sampler
@@ -40,18 +40,6 @@ class Event(NamedTuple):
     sample: Sample
     sampled: Sampled
     gap: float | None = None  # seconds since the sample's previous token; None for the first token
-
-
-class _Launched(NamedTuple):
-    """A step whose tokens are not read yet."""
-
-    order: list[Work]  # the samples, in the order of the step
-    drawing: Drawing
-    dropped: set[Sample]  # samples that have ended since
-
-    @property
-    def live(self) -> list[Work]:
-        return [each for each in self.order if each.sample not in self.dropped]
 
 
 class Engine:
@@ -74,7 +62,7 @@ class Engine:
         self.scheduler = Scheduler(cache, self.config)
         self.stats = EngineStats()
         self._work: list[Work] = []  # of the current step
-        self._ahead: _Launched | None = None  # the step after it, if it is launched already
+        self._ahead: Launched | None = None  # the step after it, if it is launched already
         self._step: Step | None = None  # the prepared step, until the program has applied it
         self._n_faults = 0  # errors since the last good step for which no request could be blamed
         self._eos = frozenset(eos_ids)
@@ -166,10 +154,10 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step for every request that has room. If it raises, call `isolate` before the next step."""
         current, self._ahead = self._ahead, None
-        work = self._work = current.live if current is not None else []
-        if not work:
-            current, work = None, self.scheduler.schedule()
-            self._work = work
+        if current is not None and not current.live:
+            current.drawing.tokens(self.stats, current.dropped)  # its buffers can be used again
+            current = None
+        work = self._work = self.scheduler.schedule() if current is None else current.live
         if not work:
             return []
         start = time.perf_counter()
@@ -232,7 +220,7 @@ class Engine:
         for sample in request.samples:
             self.finish(sample, "error")
 
-    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> _Launched:
+    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> Launched:
         """`tokens`: of a step ahead, what stands for the unknown token of each sequence."""
         by_id = {each.sample.id: each for each in work}
         step = self._step = self.cache.prepare(list(by_id))
@@ -247,15 +235,15 @@ class Engine:
         self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
         self.cache.launched(step)
-        return _Launched(order, Drawing(order, logits, self._n_tokens, ahead=int(tokens is not None)), set())
+        return Launched(order, Drawing(order, logits, self._n_tokens, ahead=int(tokens is not None)), set())
 
-    def _launch_ahead(self, current: _Launched) -> None:
+    def _launch_ahead(self, current: Launched) -> None:
         """Launch the step after `current`, whose tokens only the device has, if that is what comes next.
 
         Every row must decode, and only its own request decides whether it can be drawn now. Samples whose length ends
         with their next token are left out."""
         order, live = current.order, current.live
-        if self.cache.plan.ahead < 1 or not current.drawing.on_device:
+        if self.cache.plan.ahead < 1 or not current.drawing.leads_on:
             return
         if not all(w.decodes and w.sample.request.runs_ahead for w in order):
             return
@@ -266,7 +254,7 @@ class Engine:
             self._ahead = self._launch([w for _, w in going], {w.sample.id: -1 - row for row, w in going})
             self.stats.steps_ahead += 1
 
-    def _finish_step(self, current: _Launched) -> list[Event]:
+    def _finish_step(self, current: Launched) -> list[Event]:
         """Read the tokens of a launched step, after the next one is launched if possible."""
         self._launch_ahead(current)
         drawn = current.drawing.tokens(self.stats, current.dropped)

@@ -43,7 +43,7 @@ class CudaProgram:
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
         self._first = 0  # the wanted row at which the logits on the device begin
         self._sampler = Sampler(driver, self._vocabulary, LOGIT_ROWS)
-        self._n_sampled = 0  # tokens of the last step that the next one can name
+        self._sampled: tuple[Frame, int] | None = None  # the last step, and how many tokens the next one can name
         self._timeline = Timeline(driver)
         self._untimed = 0  # steps since the last timed one
         self._tracing = False
@@ -83,6 +83,7 @@ class CudaProgram:
     def _compute(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Frame:
         """Launch everything up to the input of the logits."""
         self._check(step, tokens, wanted)
+        self._sampled = None
         self._driver.bind()
         self.reserve(len(step.positions))
         timed = self._tracing or self._n_steps % SAMPLED == 0
@@ -105,7 +106,8 @@ class CudaProgram:
         """A wrong number would read outside of an array on the device."""
         if len(tokens) != len(step.positions):
             raise BadStep(f"the step has {len(step.positions)} positions, and {len(tokens)} tokens were given")
-        if len(tokens) and not -self._n_sampled <= min(tokens) <= max(tokens) < self.config.vocab_size:
+        named = 0 if self._sampled is None else self._sampled[1]
+        if len(tokens) and not -named <= min(tokens) <= max(tokens) < self.config.vocab_size:
             raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}, or not sampled")
         if len(wanted) and not 0 <= min(wanted) <= max(wanted) < len(tokens):
             raise BadStep(f"a wanted row is outside of the step, 0 to {len(tokens) - 1}")
@@ -142,8 +144,11 @@ class CudaProgram:
             self._hold_logits(frame, start)
             self._sampler.launch(turn, self._logits.address, start, part, n_tokens)
         whole = all(len(part) == LOGIT_ROWS for _, part in rounds[:-1])
-        self._n_sampled = len(draws) if whole else 0
+        self._sampled = (frame, len(draws)) if whole else None
         return self._sampler.receive([len(part) for _, part in rounds])
+
+    def sampled_last(self, frame: Frame) -> bool:
+        return self._sampled is not None and self._sampled[0] is frame
 
     def fetch_logits(self, frame: Frame, wanted: Sequence[int]) -> Floats:
         """The logits of these wanted rows, in ascending order."""
@@ -181,6 +186,10 @@ class CudaLogits:
 
     def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
         return self._program.sample(self._frame, draws, n_tokens)
+
+    @property
+    def latest(self) -> bool:
+        return self._program.sampled_last(self._frame)
 
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:
         return self._program.fetch_logits(self._frame, range(self._frame.n_wanted) if wanted is None else wanted)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvarn.backends.base import Draw
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.buffers import Allocation
-from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.driver import Device, Event
 from kvarn.backends.cuda.specs import BUCKETS, PEAK_PART, STRETCH
 from kvarn.backends.cuda.store import POINTER_ALIGNMENT
 from kvarn.cache.spec import align, ceil_div
@@ -39,9 +39,7 @@ class Sampler:
         self._sums = Allocation(driver, most * (BYTES_PER_BUCKET * BUCKETS + 8))
         self._members = Allocation(driver, 4 * most * stride)
         self._tokens = Allocation(driver, 4 * most * ROUNDS)
-        self._outbox = [driver.pinned(self._tokens.nbytes) for _ in range(2)]
-        self._received = [driver.event(), driver.event()]
-        self._reader = 0  # the outbox of the next step
+        self._outboxes: list[tuple[NDArray[np.uint8], Event]] = []  # for tokens; those that wait for nothing
         self._edited: set[int] = set()  # rows, since `begin`
         self._inbox: Allocation | None = None
         self._host: list[NDArray[np.uint8]] = []
@@ -66,7 +64,6 @@ class Sampler:
         if 4 * n_rounds * self._most > self._tokens.nbytes:
             self._driver.synchronize()
             self._tokens = Allocation(self._driver, 4 * n_rounds * self._most)
-            self._outbox = [self._driver.pinned(self._tokens.nbytes) for _ in self._outbox]
         self._edited.clear()
 
     def launch(self, turn: int, logits: int, first: int, draws: Sequence[Draw], n_tokens: int) -> None:
@@ -101,18 +98,22 @@ class Sampler:
         self._run("draw", (len(drawn), 1, 1), *given, counts, masses, kept, self._members.address, self._stride)
 
     def receive(self, counts: Sequence[int]) -> Callable[[], list[int]]:
-        """Copy the tokens of the rounds, which have these numbers of draws. The result waits for them. It may be called
-        until two more steps were sampled."""
-        out, event = self._outbox[self._reader], self._received[self._reader]
-        self._reader = 1 - self._reader
-        found = out[: 4 * ((len(counts) - 1) * self._most + counts[-1])]
-        self._driver.receive(self._tokens.address, found)
-        self._driver.record(event)
+        """Copy the tokens of the rounds, which have these numbers of draws. The result waits for them, once."""
+        driver = self._driver
+        nbytes = 4 * ((len(counts) - 1) * self._most + counts[-1])
+        while self._outboxes and self._outboxes[-1][0].nbytes < nbytes:  # from before the tokens' array grew
+            self._outboxes.pop()
+        box = self._outboxes.pop() if self._outboxes else (driver.pinned(self._tokens.nbytes), driver.event())
+        found = box[0][:nbytes]
+        driver.receive(self._tokens.address, found)
+        driver.record(box[1])
 
         def read() -> list[int]:
-            self._driver.wait(event)
+            driver.wait(box[1])
             ids = found.view(np.int32)
-            return [int(token) for turn, n in enumerate(counts) for token in ids[turn * self._most :][:n]]
+            tokens = [int(token) for turn, n in enumerate(counts) for token in ids[turn * self._most :][:n]]
+            self._outboxes.append(box)
+            return tokens
 
         return read
 
