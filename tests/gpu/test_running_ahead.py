@@ -103,6 +103,8 @@ def test_cancelled_and_finished_between_steps(loaded: Loaded, strategy: str) -> 
     found, expected = (drive(engine, ASKED, between(engine)) for engine in (ahead, plain))
     assert outputs(found) == outputs(expected)
     assert ahead.cache.usage().tokens == plain.cache.usage().tokens, "parked sequences have the same tokens"
+    parked = [r for placement in ahead.cache.placements for r in placement.sequences.values()]
+    assert all(r.length == r.committed for r in parked), "and no token of the step that was dropped"
     follow = [([*request.samples[0].tokens, 7, 8], GREEDY) for request in found]
     again, as_well = (drive(engine, follow) for engine in (ahead, plain))
     assert outputs(again) == outputs(as_well)
@@ -140,6 +142,17 @@ def test_a_bias_runs_ahead(loaded: Loaded) -> None:
     asked = [(text(4), replace(DRAWN, logit_bias={5: 4.0, 9: -50.0}))]
     assert outputs(drive(ahead, asked)) == outputs(drive(plain, asked))
     assert ahead.stats.steps_ahead > 0
+
+
+@pytest.mark.parametrize("max_tokens", [8, 1000])
+def test_no_step_is_ahead_of_a_known_end(loaded: Loaded, max_tokens: int) -> None:
+    """The end of the answer, or of the context. The first decode step is not ahead, because it follows a prompt."""
+    engine = loaded.engine(32 if max_tokens == 8 else 12, 12, max_seqs=1)
+    (request,) = drive(engine, [(text(4), replace(GREEDY, max_tokens=max_tokens))])
+    assert len(request.samples[0].output) == 8
+    assert request.samples[0].limit == ("max_tokens" if max_tokens == 8 else "context")
+    assert engine.stats.steps == 8
+    assert engine.stats.steps_ahead == 6
 
 
 def test_little_room(loaded: Loaded) -> None:
