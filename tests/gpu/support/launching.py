@@ -85,9 +85,12 @@ class Board:
 
     # -- kernels over rows -----------------------------------------------------------------------------------------
 
-    def embed(self, form: str, tokens: Sequence[int], weight: Array, scale: float = 1.0) -> Array:
+    def embed(
+        self, form: str, tokens: Sequence[int], weight: Array, scale: float = 1.0, sampled: Sequence[int] = (0,)
+    ) -> Array:
         width, stride = weight.shape[1], align(weight.shape[1], specs.DEPTH)
-        given = self.put(np.array(tokens, np.int32)), self.put(encoded(widened(weight, stride), form))
+        ids = (self.put(np.array(each, np.int32)) for each in (tokens, sampled))
+        given = *ids, self.put(encoded(widened(weight, stride), form))
         out = self.room(4 * len(tokens) * width)
         self.rows(specs.embed(form), len(tokens), width, *given, out, width, stride, scale)
         return self.get(out, (len(tokens), width), "f32")

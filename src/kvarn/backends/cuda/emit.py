@@ -221,7 +221,7 @@ class _Emitter:
 
     def _embed(self, kind: kinds.Embed) -> None:
         matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
-        args = (Input("tokens"), matrix.address, out, out.width, matrix.depth, kind.scale)
+        args = (Input("tokens"), Input("sampled"), matrix.address, out, out.width, matrix.depth, kind.scale)
         self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
 
     def _norm(self, kind: kinds.Norm) -> None:
