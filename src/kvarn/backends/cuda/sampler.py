@@ -38,9 +38,7 @@ class Sampler:
         self._tops = Allocation(driver, 4 * most)
         self._sums = Allocation(driver, most * (BYTES_PER_BUCKET * BUCKETS + 8))
         self._members = Allocation(driver, 4 * most * stride)
-        self.tokens = Allocation(
-            driver, 4 * most * ROUNDS
-        )  # of the last step: by draw, if rounds are whole
+        self.tokens = Allocation(driver, 4 * most * ROUNDS)  # of the last step: by draw, if rounds are whole
         self._outboxes: list[tuple[NDArray[np.uint8], Event]] = []  # for tokens; those that wait for nothing
         self._edited: set[int] = set()  # rows, since `begin`
         self._inbox: Allocation | None = None
