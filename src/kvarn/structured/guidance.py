@@ -59,7 +59,11 @@ def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
-        initial_lexer_fuel=300_000, max_grammar_size=100_000, precompute_large_lexemes=False, verbose_errors=False
+        initial_lexer_fuel=300_000,
+        max_grammar_size=20_000,
+        step_max_items=20_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
     )
     matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0, limits=limits)
     if matcher.is_error():
