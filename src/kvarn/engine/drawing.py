@@ -66,7 +66,8 @@ class Drawing:
                     _score_prompt(row.work, [rows[place] for place in row.rows])
                 result = list(map(_reported, given)) if row.where == DEVICE else _on_host(row, rows)
                 for sample, sampled in zip(samples, result, strict=True):
-                    sample.constraint.accept(sampled.token)
+                    if sample.constraint is not FREE:
+                        sample.complete = sample.constraint.complete([*sample.output, sampled.token])
             except Exception as error:  # noqa: BLE001 (it fails this request only)
                 result, samples = error, samples or [row.work.sample]
             if samples:

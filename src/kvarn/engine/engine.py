@@ -294,6 +294,9 @@ class Engine:
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params
         if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+            sample.complete = False
+            self._finish(sample, "stop")
+        elif sample.complete:
             self._finish(sample, "stop")
         elif len(sample.tokens) >= self.cache.longest:  # first: a larger max_tokens would not help
             sample.limit = "context"
