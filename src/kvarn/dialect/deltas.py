@@ -1,4 +1,4 @@
-"""What the parser finds, in order. Joining neighbours of the same kind gives the same list for every way to cut the text."""
+"""What the parser finds, in order. However the text was cut, joining neighbours of a kind gives the same list."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
