@@ -12,8 +12,8 @@ from kvarn.dialect.deltas import (
 )
 from kvarn.dialect.dialect import GENERIC, Dialect, Tool, opens_reasoning
 from kvarn.dialect.find import find
+from kvarn.dialect.generic import instructed
 from kvarn.dialect.grammar import grammar
-from kvarn.dialect.messages import for_template
 from kvarn.dialect.parser import Parser
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
     "Reasoning",
     "Tool",
     "find",
-    "for_template",
     "grammar",
+    "instructed",
     "joined",
     "opens_reasoning",
 ]

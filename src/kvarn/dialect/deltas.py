@@ -51,9 +51,9 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
     result: list[Delta] = []
     for delta in deltas:
         last = result[-1] if result else None
-        if isinstance(delta, Reasoning | Content) and type(last) is type(delta):
-            result[-1] = replace(delta, text=last.text + delta.text)  # type: ignore[union-attr]
-        elif isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index:
+        if (isinstance(delta, Reasoning | Content) and type(last) is type(delta)) or (
+            isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index
+        ):
             result[-1] = replace(delta, text=last.text + delta.text)
         else:
             result.append(delta)
