@@ -146,6 +146,12 @@ class Reader(ast.NodeVisitor):
             except Unknown:
                 self.names.pop(node.targets[0].id, None)
 
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in self.names:
+            try:
+                self.names[node.target.id] += self.value(node.value)
+            except (Unknown, TypeError):
+                self.names.pop(node.target.id)
+
     def value(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant():

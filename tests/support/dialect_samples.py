@@ -86,7 +86,8 @@ SAMPLES: list[tuple[str, str, Said]] = [
     ),
     (
         "hermes",
-        '<tool_call>{"name":"weather","arguments":{"city":"</tool_call> {\\"x\\": [1}] \\u00e5 \\\\ å 🎉","days":-1.5e3}}</tool_call>',
+        '<tool_call>{"name":"weather","arguments":{"city":"</tool_call> {\\"x\\": [1}] \\u00e5 \\\\ å 🎉",'
+        '"days":-1.5e3}}</tool_call>',
         [("weather", {"city": '</tool_call> {"x": [1}] å \\ å 🎉', "days": -1500.0})],
     ),
     (
@@ -217,7 +218,8 @@ SAMPLES: list[tuple[str, str, Said]] = [
     ),
     (
         "llama4",
-        "[weather(city='it\\'s \\u00e5\\x41 \"x\"\\n', days=-2, wind=False, places=['a', \"b\",], more={'note': None, 'n': (1, 2.5)})]",
+        "[weather(city='it\\'s \\u00e5\\x41 \"x\"\\n', days=-2, "
+        "wind=False, places=['a', \"b\",], more={'note': None, 'n': (1, 2.5)})]",
         [
             (
                 "weather",
