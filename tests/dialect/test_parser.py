@@ -105,6 +105,21 @@ def test_arguments_come_while_they_are_written() -> None:
     assert parser.finish() == []
 
 
+def test_an_answer_in_json_is_not_held_back() -> None:
+    for name in ("hermes", "llama3"):
+        parser = Parser(DIALECTS[name], TOOLS)
+        assert parser.push('{"answ') == []
+        assert joined(parser.push('er": "a')) == [Content('{"answer": "a')]
+        assert joined(parser.push("b")) == [Content("b")]
+
+
+def test_a_strict_tool_is_called_with_a_marker_only() -> None:
+    tools = [replace(tool, strict=True) for tool in TOOLS]
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    assert parsed(GENERIC, [call], tools=tools) == [Content(call)]
+    assert said(parsed(DIALECTS["llama3"], [call], tools=tools)) == [("weather", {"city": "Oslo"})]
+
+
 def test_a_text_argument_in_tags_comes_while_it_is_written() -> None:
     parser = Parser(DIALECTS["qwen3-coder"], TOOLS, new_id=lambda: "id")
     parser.push("<tool_call>\n<function=weather>\n<parameter=city>\n")
