@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dialect_samples import DIALECTS, SAMPLES, TOOLS, said
 
@@ -72,6 +72,7 @@ def test_no_beginning_of_an_answer_makes_half_a_call(name: str, text: str) -> No
 
 
 @pytest.mark.parametrize("name", DIALECTS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_random_markers_never_fail(name: str, data: st.DataObject) -> None:
     dialect = DIALECTS[name]

@@ -199,12 +199,14 @@ class Answer:
         while True:
             yield from self._bodies.read()
             yield from source.spaces()
-            if not (yield from source.take(";")) and not (yield from source.take(",")):
+            separator = yield from source.begins((";", ","))
+            if separator:
+                source.keep()
+                source.at += 1
+                yield from source.spaces()
+            again = (yield from source.more()) if self._list else bool((yield from source.begins(("{",))))
+            if not (separator and again):
                 break
-            yield from source.spaces()
-            if not (yield from source.more()):
-                break
-            source.keep()
         if self._list and (yield from source.more()):
             yield from source.expect("]")
         self._call.end()
