@@ -16,6 +16,7 @@ class AnswerPart(NamedTuple):
     logprobs: list[TokenLogprob]
     finish_reason: str | None
     n_tokens: int  # of the sample so far
+    ends: list[int]  # how long the sample's text was after each token of this part
 
 
 class Ended(NamedTuple):
@@ -66,7 +67,8 @@ class Inbox:
         before = self._updates.get(key)
         if isinstance(before, AnswerPart) and isinstance(update, AnswerPart):
             text, logprobs = before.text + update.text, before.logprobs + update.logprobs
-            update = AnswerPart(before.sample, text, logprobs, update.finish_reason, update.n_tokens)
+            ends = before.ends + update.ends
+            update = AnswerPart(before.sample, text, logprobs, update.finish_reason, update.n_tokens, ends)
         self._updates[key] = update
 
     async def accepted(self) -> None:

@@ -40,6 +40,8 @@ class Submission(NamedTuple):
     priority: int
     stream: bool
     echo: str = ""  # the answer begins with this text
+    constrain: Constrain = free
+    shown: frozenset[int] = frozenset()  # control tokens that are part of the text
 
 
 class Ticket(Listener):
@@ -56,12 +58,12 @@ class Ticket(Listener):
         sample = event.sample
         self._worker.metrics.token(event.gap)
         if self.submission.stream:
-            text = job.texts[sample.index].take()
+            text, ends = job.texts[sample.index].take(), job.texts[sample.index].ends[sample.n_output - 1 :]
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if sample.n_output == 1:
                 text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
             if text or logprobs or sample.finish_reason:
-                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output))
+                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
@@ -71,7 +73,7 @@ class Ticket(Listener):
                 if completion.finish_reason != "cancelled":
                     text, n = self.submission.echo + completion.text, len(completion.tokens)
                     logprobs = _of_prompt(job) + completion.logprobs
-                    self.put(AnswerPart(index, text, logprobs, completion.finish_reason, n))
+                    self.put(AnswerPart(index, text, logprobs, completion.finish_reason, n, job.texts[index].ends))
         request = job.request
         n_tokens = sum(sample.n_output for sample in request.samples)
         reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)
@@ -185,7 +187,13 @@ class Worker:
             if self.fault is not None:
                 raise dead()
             ticket.job = self._runner.add(
-                submission.prompt, submission.params, submission.salt, priority=submission.priority, listener=ticket
+                submission.prompt,
+                submission.params,
+                submission.salt,
+                priority=submission.priority,
+                listener=ticket,
+                constrain=submission.constrain,
+                shown=submission.shown,
             )
         except Exception as error:  # noqa: BLE001 (it fails this request only)
             self._open.discard(ticket)
