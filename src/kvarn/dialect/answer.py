@@ -1,0 +1,177 @@
+"""The reader of an answer in all forms but harmony: reasoning, then text with sections of calls in it."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from kvarn.dialect.calls import Bodies, Call
+from kvarn.dialect.deltas import Content, Delta, Reasoning
+from kvarn.dialect.dialect import Dialect, NewId, Tool
+from kvarn.dialect.source import Broken, Source, Steps, longest_first
+from kvarn.dialect.texts import Text
+
+
+class Answer:
+    def __init__(
+        self, dialect: Dialect, tools: Sequence[Tool], source: Source, say: Callable[[Delta], None], new_id: NewId
+    ) -> None:
+        self._source = source
+        self._say = say
+        self._new_id = new_id
+        self._tools = {tool.name: tool for tool in tools}
+        self._call = Call(0, self._tools, say, new_id)
+        self._bodies = Bodies(dialect, source, self._new)
+        self._section = tuple(marker.strip() for marker in dialect.section)
+        self._marks = tuple(marker.strip() for marker in dialect.call)
+        self._separator = dialect.separator.strip()
+        self._reasoning = tuple(marker.strip() for marker in dialect.reasoning or ())
+        bare_section = dialect.bare and dialect.form == "pythonic"
+        section = "" if bare_section else self._section[0]
+        self._begins = longest_first(section, self._marks[0]) if tools else ()
+        self._bare = ("[" if bare_section else "[{") if dialect.bare and tools else ""
+        again = self._reasoning[:1] if self._reasoning and self._reasoning[0] in dict(dialect.control) else ()
+        self._triggers = longest_first(*self._begins, *again)
+        firsts = re.escape("".join({marker[0] for marker in self._triggers}) + self._bare)
+        self._plain = re.compile(rf"[^{firsts}]+" if firsts else r"(?s:.+)")
+
+    def _new(self) -> Call:
+        self._call.end()
+        self._call = Call(self._call.next_index, self._tools, self._say, self._new_id)
+        return self._call
+
+    def read(self, opened: bool) -> Steps[None]:
+        source = self._source
+        before = yield from source.spaces()
+        thought = bool(self._reasoning) and ((yield from source.take(self._reasoning[0])) or opened)
+        text = Text(Content, self._say, after=thought)
+        if thought:
+            yield from self._think()
+        else:
+            text.add(before)
+        bare = self._bare
+        while (yield from source.more()):
+            if run := source.run(self._plain):
+                text.add(run)
+                bare = "" if run.strip() else bare
+            elif source.text[source.at] in bare:
+                if (yield from self._unmarked(text)):
+                    text = Text(Content, self._say, after=True)
+                bare = ""
+            elif marker := (yield from source.begins(self._triggers)):
+                text = Text(Content, self._say, after=True)
+                if marker in self._begins:
+                    yield from self._calls(marker)
+                else:
+                    source.at += len(marker)
+                    yield from self._think()
+            else:
+                text.add(source.text[source.at])
+                source.at += 1
+                bare = ""
+        text.end()
+
+    def _think(self) -> Steps[None]:
+        """From after the begin marker to the end marker."""
+        source, end = self._source, self._reasoning[1]
+        text = Text(Reasoning, self._say, after=True)
+        plain = re.compile(rf"[^{re.escape(end[0])}]+")
+        while (yield from source.more()):
+            if run := source.run(plain):
+                text.add(run)
+            elif (yield from source.take(end)):
+                return
+            else:
+                text.add(source.text[source.at])
+                source.at += 1
+        text.end()
+
+    def _calls(self, marker: str) -> Steps[None]:
+        """A section with its calls, or a call without a section."""
+        source = self._source
+        source.keep()
+        source.at += len(marker)
+        section = marker == self._section[0]
+        first = True
+        while True:
+            try:
+                if section and not (yield from self._next(first)):
+                    return
+                yield from self._bodies.read()
+                yield from self._close(section)
+            except Broken as error:
+                if not (yield from self._recover(str(error), section)):
+                    return
+            else:
+                if not section:
+                    return
+            first = False
+            source.keep()
+
+    def _next(self, first: bool) -> Steps[bool]:
+        """To the next call of a section. False: there is none."""
+        source, (begin, _), end = self._source, self._marks, self._section[1]
+        yield from source.spaces()
+        if not first and self._separator and (yield from source.take(self._separator)):
+            yield from source.spaces()
+        if not (yield from source.more()) or (end and (yield from source.take(end))):
+            return False
+        if not end and not first and not (begin and (yield from source.begins((begin,)))):
+            return False
+        yield from source.expect(begin)
+        return True
+
+    def _close(self, section: bool) -> Steps[None]:
+        source = self._source
+        yield from source.spaces()
+        if (yield from source.more()):
+            others = longest_first(self._section[1], self._section[0], self._marks[0])
+            if not (yield from source.take(self._marks[1])) and not (yield from source.begins(others)):
+                raise Broken(f"{self._marks[1]!r} does not follow the call")
+        self._call.end()
+        if not section and self._section[1]:  # its begin was forgotten
+            yield from source.spaces()
+            yield from source.take(self._section[1])
+
+    def _recover(self, error: str, section: bool) -> Steps[bool]:
+        """To the end of the call that cannot be read. True: the section goes on."""
+        source = self._source
+        end = self._section[1] if section and len(self._section[1]) > 1 else ""
+        ends = longest_first(self._marks[1], end)
+        stops = longest_first(*ends, *self._begins)
+        firsts = re.escape("".join({marker[0] for marker in stops}))
+        plain = re.compile(rf"[^{firsts}]+" if firsts else r"(?s:.+)")
+        stop = ""
+        while (yield from source.more()):
+            if source.run(plain):
+                continue
+            if stop := (yield from source.begins(stops)):
+                break
+            source.at += 1
+        if stop in ends:
+            source.at += len(stop)
+        self._call.broke(source.kept, error)
+        return section and stop != "" and stop in self._marks
+
+    def _unmarked(self, text: Text) -> Steps[bool]:
+        """Calls without a marker, at the beginning of the answer. False: it is text."""
+        source, section = self._source, self._section[0]
+        source.keep()
+        try:
+            if section:
+                yield from source.expect(section)
+            while True:
+                self._call.named = False
+                yield from self._bodies.read()
+                yield from source.spaces()
+                if not (yield from source.take(";")) and not (yield from source.take(",")):
+                    break
+                yield from source.spaces()
+                source.keep()
+            if section and (yield from source.more()):
+                yield from source.expect(self._section[1])
+            self._call.end()
+        except Broken as error:
+            if not self._call.named and self._call.next_index == 0:
+                text.add(source.kept)
+                return False
+            yield from self._recover(str(error), False)
+        return True

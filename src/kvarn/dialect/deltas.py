@@ -1,0 +1,60 @@
+"""What the parser finds, in order. Joining neighbours of the same kind gives the same list for every way to cut the text."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True)
+class Content:
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegin:
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    index: int
+    text: str  # a part of a JSON object's text
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    index: int
+    complete: bool = True  # False: the call broke after its begin. Its arguments are the beginning of a JSON text only
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A call that cannot be read. `text` is all that the model wrote of it. If its CallBegin was already sent, `index`
+    is its number, and CallEnd(index, complete=False) follows."""
+
+    text: str
+    error: str
+    index: int | None = None
+
+
+Delta = Reasoning | Content | CallBegin | CallArguments | CallEnd | Malformed
+
+
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same with neighbours of the same kind as one."""
+    result: list[Delta] = []
+    for delta in deltas:
+        last = result[-1] if result else None
+        if isinstance(delta, Reasoning | Content) and type(last) is type(delta):
+            result[-1] = replace(delta, text=last.text + delta.text)  # type: ignore[union-attr]
+        elif isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index:
+            result[-1] = replace(delta, text=last.text + delta.text)
+        else:
+            result.append(delta)
+    return result
