@@ -3,16 +3,22 @@
 The text may come in any pieces. Non-goals: finding the parts in it (kvarn.dialect); formats of protocols.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kvarn.dialect import CallArguments, CallBegin, CallEnd, Content, Delta, Malformed, Reasoning
+from kvarn.dialect import CallArguments, CallBegin, CallEnd, Content, Delta, Malformed, Reasoning, joined
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model asks for. `arguments`: JSON text of an object."""
+    """A call that the model asks for.
+
+    id          of the call; the message with its result has it as `tool_call_id`
+    name        of the function
+    arguments   JSON text of an object
+    """
 
     id: str
     name: str
@@ -41,40 +47,70 @@ class Plain:
 class Reader:
     """Reads one answer. What it has read so far is in its fields.
 
-    error   why a call that the model wrote is no call; its text is then content
+    reasoning_end   the marker after the reasoning; empty if there is none
+    hidden          names of control tokens, which are never content
+    error           why a call that the model wrote is no call; its text is then content
     """
 
-    parts: Parts
+    parts: Parts = field(default_factory=Plain)
+    reasoning_end: str = ""
+    hidden: tuple[str, ...] = ()
     content: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
     error: str | None = None
+    _calls: dict[int, ToolCall] = field(default_factory=dict)
+    _text: str = ""  # up to the end of the reasoning
+    _reasoned: int | None = None  # how long it is
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return list(self._calls.values())
 
     def push(self, text: str) -> list[Delta]:
+        if self.reasoning_end and self._reasoned is None:
+            begin = max(len(self._text) - len(self.reasoning_end), 0)
+            self._text += text
+            if (at := self._text.find(self.reasoning_end, begin)) >= 0:
+                self._reasoned = at + len(self.reasoning_end)
         return self._take(self.parts.push(text))
 
     def finish(self) -> list[Delta]:
         return self._take(self.parts.finish())
 
-    def finish_reason(self, reason: str | None) -> str | None:
-        """That of the answer, if the model stopped for `reason`."""
-        return "tool_calls" if reason == "stop" and self.calls else reason
+    def finish_reason(self, reason: str) -> str:
+        """That of the answer, if the model ended for `reason`."""
+        return "tool_calls" if reason == "stop" and self._calls else reason
 
-    def _take(self, deltas: Sequence[Delta]) -> list[Delta]:
+    def n_reasoning(self, ends: Sequence[int]) -> int:
+        """How many tokens the reasoning has. `ends`: how long the text was after each token."""
+        if not self.reasoning:
+            return 0
+        return len(ends) if self._reasoned is None else bisect_right(ends, self._reasoned)
+
+    def _take(self, given: list[Delta]) -> list[Delta]:
+        deltas = [self._without_control(delta) for delta in joined(given)]
         for delta in deltas:
             match delta:
                 case Content(text):
                     self.content += text
                 case Reasoning(text):
                     self.reasoning += text
-                case CallBegin(_, id, name):
-                    self.calls.append(ToolCall(id, name, ""))
+                case CallBegin(index, id, name):
+                    self._calls[index] = ToolCall(id, name, "")
                 case CallArguments(index, text):
-                    call = self.calls[index]
-                    self.calls[index] = ToolCall(call.id, call.name, call.arguments + text)
+                    call = self._calls[index]
+                    self._calls[index] = ToolCall(call.id, call.name, call.arguments + text)
                 case Malformed(text, error):
                     self.content += text
                     self.error = self.error or error
-                case CallEnd():
-                    pass
-        return list(deltas)
+                case CallEnd(index, complete):
+                    if not complete:
+                        del self._calls[index]
+        return deltas
+
+    def _without_control(self, delta: Delta) -> Delta:
+        if isinstance(delta, Content | Malformed):
+            for name in self.hidden:
+                if name in delta.text:
+                    delta = replace(delta, text=delta.text.replace(name, ""))
+        return delta

@@ -6,27 +6,10 @@ without tools (kvarn.dialect).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvarn.errors import KvarnError
-
 Message = Mapping[str, Any]
-
-_PROBE = "kvarnprobe"
-_CALL = {"id": "callprobe", "type": "function", "function": {"name": "probe", "arguments": {"key": _PROBE}}}
-_ASKED = {"role": "user", "content": "probe"}
-PROBE: list[Message] = [_ASKED, {"role": "assistant", "content": "", "tool_calls": [_CALL]}]
-
-
-def takes_objects(render: Callable[[list[Message]], str]) -> bool:
-    """Whether the template writes arguments that are an object as JSON, and not as Python does. `render` is that of
-    the template; a template that fails takes texts."""
-    try:
-        text = render(PROBE)
-    except KvarnError:
-        return False
-    return _PROBE in text and "{'key'" not in text
 
 
 def for_template(messages: Sequence[Message], objects: bool = True) -> list[Message]:

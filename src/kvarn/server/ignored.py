@@ -61,7 +61,7 @@ def of_variables(names: Iterable[str], used: Iterable[str]) -> list[Ignored]:
     return [Ignored(prefix, f"{prefix}.{_shown(name)}") for name in sorted(unused)]
 
 
-def told(ignored: list[Ignored]) -> list[str]:
+def list_of(ignored: list[Ignored]) -> list[str]:
     """For the answer; a long list is cut."""
     where = [each.where for each in ignored]
     more = len(where) - MOST_TOLD
@@ -71,7 +71,7 @@ def told(ignored: list[Ignored]) -> list[str]:
 def headers(ignored: list[Ignored]) -> dict[str, str]:
     if not ignored:
         return {}
-    text = ", ".join(told(ignored))
+    text = ", ".join(list_of(ignored))
     return {HEADER: text if len(text) <= MOST_HEADER else f"{text[:MOST_HEADER]} ..."}
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvarn.chats.chats import Constrain
 from kvarn.engine.engine import Event
 from kvarn.engine.explain import explain
 from kvarn.engine.params import SamplingParams
@@ -40,7 +41,7 @@ class Submission(NamedTuple):
     priority: int
     stream: bool
     echo: str = ""  # the answer begins with this text
-    constrain: Constrain = free
+    constrain: Constrain | None = None  # makes the constraint of a sample
     shown: frozenset[int] = frozenset()  # control tokens that are part of the text
 
 
@@ -58,7 +59,8 @@ class Ticket(Listener):
         sample = event.sample
         self._worker.metrics.token(event.gap)
         if self.submission.stream:
-            text, ends = job.texts[sample.index].take(), job.texts[sample.index].ends[sample.n_output - 1 :]
+            stream = job.texts[sample.index]
+            text, ends = stream.take(), stream.ends if sample.finish_reason else ()
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if sample.n_output == 1:
                 text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
