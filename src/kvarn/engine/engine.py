@@ -259,7 +259,8 @@ class Engine:
             try:
                 result = [request.sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
                 for sample, sampled in zip(samples, result, strict=True):
-                    sample.constraint.accept(sampled.token)
+                    if sample.constraint is not FREE:
+                        sample.complete = sample.constraint.complete([*sample.output, sampled.token])
             except Exception as error:  # noqa: BLE001 (it fails this request only)
                 result = error
             drawn.append((samples, result))
@@ -295,6 +296,9 @@ class Engine:
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params
         if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+            sample.complete = False
+            self._finish(sample, "stop")
+        elif sample.complete:
             self._finish(sample, "stop")
         elif len(sample.tokens) >= self.cache.longest:  # first: a larger max_tokens would not help
             sample.limit = "context"

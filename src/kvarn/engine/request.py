@@ -31,6 +31,7 @@ class Sample:
     finish_reason: str | None = None  # stop, length, cancelled, error
     limit: str | None = None  # what a sample of finish_reason length reached: max_tokens or context
     constraint: Constraint = FREE
+    complete: bool = False  # its constraint ended it; its last token is text, not an end token
 
     @property
     def output(self) -> list[int]:

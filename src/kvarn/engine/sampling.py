@@ -71,7 +71,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
         for edit in edits:
             edit(scores, history)
         if constraint is not FREE:
-            constraint.mask(scores)
+            constraint.mask(scores, history.output)
             if np.isneginf(scores.max()):
                 raise KvarnError("the constraint of this request allows no token")
         return report(logits, choose(scores, k, history.n_output))
@@ -153,7 +153,8 @@ def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int],
     top_p, min_p = _value(params.top_p), _value(params.min_p)
 
     def draw(scores: Doubles, k: int, i: int) -> int:
-        ids = _largest(scores, top_k)
+        ids = np.flatnonzero(scores > -np.inf)  # a forbidden token cannot be drawn
+        ids = ids[_largest(scores[ids], top_k)]
         # The maximum is subtracted first: a quotient by a tiny temperature may overflow to -inf, never to +inf.
         with np.errstate(over="ignore"):
             kept = (scores[ids] - scores[ids[0]]) / temperature

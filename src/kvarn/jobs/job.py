@@ -105,7 +105,7 @@ class Job:
         if sampled.logprob is not None:
             self.logprobs.setdefault(sample.index, []).append(_logprob(sampled))
         text = self.texts[sample.index]
-        ended_by_token = sample.finish_reason == "stop"
+        ended_by_token = sample.finish_reason == "stop" and not sample.complete
         stopped = not ended_by_token and text.push(sampled.token)
         if sample.finish_reason or stopped:
             text.close()

@@ -21,12 +21,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.engine import Engine, Event
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.request import Request
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
 from kvarn.jobs.turn import Ready, Turn, Uninterrupted
+from kvarn.structured import Compiler
 from kvarn.text.stream import TextStream
 from kvarn.text.tokenizer import Tokenizer
 
@@ -41,6 +43,7 @@ class Runner:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, turn: Turn | None = None) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
+        self.compiler = Compiler(tokenizer, tokenizer.eos_ids)
         self._turn = turn or Turn()
         self._jobs: dict[int, Job] = {}  # unfinished jobs, by request id
         self._dropped: deque[Job] = deque()  # jobs that the thread with the turn must cancel
@@ -63,10 +66,17 @@ class Runner:
         priority: int = 0,
         listener: Listener = SILENT,
         text: str | None = None,
+        constrain: Callable[[int], Constraint] | None = None,
     ) -> Job:
         """Queue a prompt, whose text is `text` if it has one. It is computed when a thread calls `wait`, `advance` or
-        `step`."""
-        texts = [TextStream(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
+        `step`. `constrain(k)` makes the constraint of sample k; without it, answers follow the structure of `params`,
+        which is compiled here, on the caller's thread."""
+        if constrain is None and (structure := params.structure) is not None:
+            compiled = self.compiler.compile(structure)
+            constrain = lambda k: compiled.start()  # noqa: E731
+        stop = params.stop if constrain is None else ()  # a structure says where it ends
+        texts = [TextStream(self._tokenizer, prompt, stop) for _ in range(params.n)]
+        constrain = constrain or (lambda k: FREE)
 
         added: list[Job] = []
 
@@ -75,7 +85,7 @@ class Runner:
             self._jobs[request.id] = added[0]
 
         try:
-            self.call(lambda: self.engine.add(prompt, params, salt, conversation, priority, announce=own))
+            self.call(lambda: self.engine.add(prompt, params, salt, conversation, priority, constrain, own))
             return added[0]
         except BaseException:  # Ctrl-C: the caller gets no job, so cancel it
             for job in added:

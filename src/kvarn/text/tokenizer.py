@@ -70,6 +70,11 @@ class Tokenizer:
         return len(self._vocabulary.tokens)
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """The tokens that are no text: `decode` writes them only if `special`."""
+        return self._vocabulary.control
+
+    @property
     def control_texts(self) -> Sequence[str]:
         """The texts that `encode` recognizes only if `special`."""
         return self._encoder.control
