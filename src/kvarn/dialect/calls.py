@@ -89,9 +89,9 @@ class Bodies:
         self._arguments_keys = {dialect.arguments_key, *_KEYS}
         self._tagged = Tagged(dialect, source)
         readers = {"json": self._json, "named": self._named, "tagged": self._in_tags}
-        self.read: Callable[[], Steps[None]] = (
-            readers | {"pythonic": self._pythonic, "gemma": self._gemma}
-        )[dialect.form]
+        self.read: Callable[[], Steps[None]] = (readers | {"pythonic": self._pythonic, "gemma": self._gemma})[
+            dialect.form
+        ]
 
     def _json(self) -> Steps[None]:
         source = self._source

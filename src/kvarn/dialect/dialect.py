@@ -40,12 +40,15 @@ class Tool:
 @dataclass(frozen=True)
 class Dialect:
     name: str
-    origin: str = "family"  # "family": known by its markers; "derived": from the template; "generic": we instruct the model
+    origin: str = (
+        "family"  # "family": known by its markers; "derived": from the template; "generic": we instruct the model
+    )
     form: str = "json"
     section: tuple[str, str] = ("", "")
     call: tuple[str, str] = ("", "")
     separator: str = ""  # between the calls of a section, or between sections of one call
     one_per_section: bool = False
+    array: bool = False  # json: the calls are the elements of one array between call[0] and call[1]
     bare: bool = False  # a call at the beginning of the answer may have no marker before it
     name_end: str = ""
     name_key: str = "name"
@@ -58,6 +61,7 @@ class Dialect:
     reasoning: tuple[str, str] | None = None
     ids: str = "call"  # "call": call_ and 24 characters; "nine": exactly 9 characters
     parallel: bool = True
+    arguments_as_text: bool = False  # the template wants the arguments of earlier calls as JSON text, not as objects
     control: tuple[tuple[str, int], ...] = ()  # control tokens in the markers, with their ids
 
     @property
@@ -66,7 +70,9 @@ class Dialect:
         ends = (*self.section, *self.call, *self.key, *self.value, *(self.reasoning or ()))
         harmony = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>", "<|call|>")
         named = (self.id_key,) if self.form == "named" else ()
-        return tuple(m for m in (*ends, self.name_end, self.quote, *named, *(harmony if self.form == "harmony" else ())) if m)
+        return tuple(
+            m for m in (*ends, self.name_end, self.quote, *named, *(harmony if self.form == "harmony" else ())) if m
+        )
 
     def with_control(self, tokens: Mapping[str, int]) -> "Dialect":
         """`tokens`: the texts and ids of the tokenizer's control tokens."""
