@@ -6,7 +6,7 @@ The text may come in any pieces. Non-goals: finding the parts in it (kvarn.diale
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvarn.dialect import CallArguments, CallBegin, CallEnd, Content, Delta, Malformed, Reasoning, joined
 
@@ -23,6 +23,10 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    def as_field(self) -> dict[str, Any]:
+        """As messages have it, in OpenAI's API and in chat templates."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class Parts(Protocol):

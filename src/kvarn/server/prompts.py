@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from kvarn.chats.chats import Chats, Constrain, Prepared
-from kvarn.errors import BadStructure
+from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.server.ignored import Ignored, is_no_op, of_variables
 from kvarn.server.protocol import Call
@@ -143,8 +143,9 @@ class Prompts:
 
 @contextmanager
 def structure_errors(field: str) -> Iterator[None]:
-    """A structure that cannot be enforced is the fault of this field."""
+    """What cannot be enforced is the fault of this field."""
     try:
         yield
-    except BadStructure as error:
-        raise Refusal(400, f"{field}: {error}", field, logged=f"{field} cannot be enforced") from None
+    except KvarnError as error:
+        message = str(error).removeprefix(f"{field}: ")
+        raise Refusal(400, f"{field}: {message}", field, logged=f"{field} cannot be enforced") from None

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvarn.chats.answer import Reader, ToolCall
+from kvarn.chats.answer import Reader
 from kvarn.dialect import CallArguments, CallBegin, Content, Delta, Malformed, Reasoning
 from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
@@ -61,7 +61,7 @@ class Reply:
         if answer.reasoning and self.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            message["tool_calls"] = [_call(call) for call in answer.calls]
+            message["tool_calls"] = [call.as_field() for call in answer.calls]
         return message
 
     def opening(self, index: int, first: Json | None) -> Json:
@@ -150,10 +150,6 @@ class Reply:
 
 def _chunked(index: int, delta: Json) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _call(call: ToolCall) -> Json:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _or_null(logprob: float) -> float | None:
