@@ -11,6 +11,9 @@ from kvarn.dialect.deltas import (
     joined,
 )
 from kvarn.dialect.dialect import GENERIC, Dialect, Tool, opens_reasoning
+from kvarn.dialect.find import find
+from kvarn.dialect.generic import instructed
+from kvarn.dialect.grammar import grammar
 from kvarn.dialect.parser import Parser
 
 __all__ = [
@@ -25,6 +28,9 @@ __all__ = [
     "Parser",
     "Reasoning",
     "Tool",
+    "find",
+    "grammar",
+    "instructed",
     "joined",
     "opens_reasoning",
 ]

@@ -112,7 +112,7 @@ class Answer:
         yield from source.spaces()
         if not first and self._separator and (yield from source.take(self._separator)):
             yield from source.spaces()
-        if not (yield from source.more()) or (end and (yield from source.take(end))):
+        if not (yield from source.more()) or (end and (yield from source.take_end(end))):
             return False
         if not end and not first and not (begin and (yield from source.begins((begin,)))):
             return False
@@ -124,12 +124,12 @@ class Answer:
         yield from source.spaces()
         if (yield from source.more()):
             others = longest_first(self._section[1], self._section[0], self._marks[0])
-            if not (yield from source.take(self._marks[1])) and not (yield from source.begins(others)):
+            if not (yield from source.take_end(self._marks[1])) and not (yield from source.begins(others)):
                 raise Broken(f"{self._marks[1]!r} does not follow the call")
         self._call.end()
         if not section and self._section[1]:  # its begin was forgotten
             yield from source.spaces()
-            yield from source.take(self._section[1])
+            yield from source.take_end(self._section[1])
 
     def _recover(self, error: str, section: bool) -> Steps[bool]:
         """To the end of the call that cannot be read. True: the section goes on."""

@@ -1,4 +1,4 @@
-"""What the parser finds, in order. Joining neighbours of the same kind gives the same list for every way to cut the text."""
+"""What the parser finds, in order. However the text was cut, joining neighbours of a kind gives the same list."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -51,9 +51,9 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
     result: list[Delta] = []
     for delta in deltas:
         last = result[-1] if result else None
-        if isinstance(delta, Reasoning | Content) and type(last) is type(delta):
-            result[-1] = replace(delta, text=last.text + delta.text)  # type: ignore[union-attr]
-        elif isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index:
+        if (isinstance(delta, Reasoning | Content) and type(last) is type(delta)) or (
+            isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index
+        ):
             result[-1] = replace(delta, text=last.text + delta.text)
         else:
             result.append(delta)

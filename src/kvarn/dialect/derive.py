@@ -5,7 +5,6 @@ format counts only if the parser reads back what the template wrote.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -60,10 +59,16 @@ class Rendered:
             return ""
         head, tail = plain[:said], plain[said + len(_SAID) :]
         if not turn.startswith(head):
-            head = _whole_tags(os.path.commonprefix([turn, head]))
+            head = _whole_tags(_shared(turn, head))
         if not turn.endswith(tail):
-            tail = os.path.commonprefix([turn[::-1], tail[::-1]])[::-1]
+            tail = _shared(turn[::-1], tail[::-1])[::-1]
         return _whole_tags(turn[len(head) : len(turn) - len(tail)])
+
+
+def _shared(a: str, b: str) -> str:
+    """The longest text that both begin with."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]
 
 
 def _whole_tags(text: str) -> str:
@@ -169,7 +174,7 @@ def _tagged(one: str, two: str) -> Dialect | None:
     if parts is None:
         return None
     before, name_key, key_value, value_key, again, after = parts.groups()
-    value_end = os.path.commonprefix([value_key, after])
+    value_end = _shared(value_key, after)
     value_end = value_end[: value_end.rfind(">") + 1] + _space_after(value_end) if ">" in value_end else value_end
     key_begin = value_key[len(value_end) :]
     if key_value != again or not value_end.strip() or not key_begin.strip() or not name_key.endswith(key_begin):
@@ -200,8 +205,8 @@ def _parted(dialect: Dialect, before: str, after: str, between: str) -> Dialect 
     if not between:
         call, section, separator = (before, after), ("", ""), ""
     else:
-        end = _whole_tags(os.path.commonprefix([after, between]))
-        begin = os.path.commonprefix([before[::-1], between[len(end) :][::-1]])[::-1]
+        end = _whole_tags(_shared(after, between))
+        begin = _shared(before[::-1], between[len(end) :][::-1])[::-1]
         call = begin, end
         section = before.removesuffix(begin), after.removeprefix(end)
         separator = between[len(end) : len(between) - len(begin)]

@@ -18,6 +18,11 @@ class Family:
     fixed: bool = False
 
 
+def _deep(name: str) -> str:
+    """DeepSeek's tokens have a wide bar."""
+    return f"<\N{FULLWIDTH VERTICAL LINE}{name}\N{FULLWIDTH VERTICAL LINE}>"
+
+
 def _tagged(name: str, section: str, call: str, key: str, end: str = ">\n") -> Dialect:
     """<section> <call NAME> <key KEY> value </key> ... </call> </section>."""
     call_tag, key_tag = call[1:].split("=")[0].split(" ")[0], key[1:].split("=")[0].split(" ")[0]
@@ -82,23 +87,23 @@ FAMILIES: Sequence[Family] = (
         Dialect(
             "deepseek-v3",
             form="named",
-            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-            call=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```<｜tool▁call▁end｜>"),
+            section=(_deep("tool▁calls▁begin"), _deep("tool▁calls▁end")),
+            call=(f"{_deep('tool▁call▁begin')}function{_deep('tool▁sep')}", f"\n```{_deep('tool▁call▁end')}"),
             separator="\n",
             name_end="\n```json\n",
         ),
-        ("<｜tool▁calls▁begin｜>", "```json"),
+        (_deep("tool▁calls▁begin"), "```json"),
         fixed=True,
     ),
     Family(
         Dialect(
             "deepseek-v3.1",
             form="named",
-            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-            call=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-            name_end="<｜tool▁sep｜>",
+            section=(_deep("tool▁calls▁begin"), _deep("tool▁calls▁end")),
+            call=(_deep("tool▁call▁begin"), _deep("tool▁call▁end")),
+            name_end=_deep("tool▁sep"),
         ),
-        ("<｜tool▁calls▁begin｜>",),
+        (_deep("tool▁calls▁begin"),),
         fixed=True,
     ),
     Family(LFM2, ("<|tool_call_start|>",), fixed=True),

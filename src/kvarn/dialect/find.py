@@ -4,7 +4,7 @@ A template is not trusted: `find` renders through the caller's function, which m
 wrong there, the result is a dialect: that of the family, or the generic one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kvarn.dialect.derive import Rendered, derived, reads, reasoning
@@ -14,10 +14,14 @@ from kvarn.text.chat import ChatTemplate
 
 
 def find(
-    template: Callable[..., str] | ChatTemplate, *, source: str = "", control: Mapping[str, int] | None = None
+    template: Callable[..., str] | ChatTemplate,
+    *,
+    source: str = "",
+    control: Mapping[str, int] | None = None,
+    eos: Sequence[str] = (),
 ) -> Dialect:
     """`template`: a chat template, or the `render` of one; then `source` is its source. `control`: the texts and ids of
-    the tokenizer's control tokens."""
+    the tokenizer's control tokens. `eos`: the texts of the tokens that end a turn."""
     if isinstance(template, ChatTemplate):
         source = template.strings[0]
         rendered = Rendered(template.render)
@@ -26,7 +30,14 @@ def find(
     dialect = _calls(rendered, source)
     if dialect.reasoning is None:
         dialect = replace(dialect, reasoning=reasoning(rendered, source))
+    section, call = (_before(marker, eos) for marker in (dialect.section[1], dialect.call[1]))
+    dialect = replace(dialect, section=(dialect.section[0], section), call=(dialect.call[0], call))
     return dialect.with_control(control or {})
+
+
+def _before(marker: str, eos: Sequence[str]) -> str:
+    """An end marker without the end of the turn, which the template wrote after it."""
+    return marker[: min((at for text in eos if text and (at := marker.find(text)) >= 0), default=len(marker))]
 
 
 def _calls(rendered: Rendered, source: str) -> Dialect:

@@ -90,6 +90,15 @@ class Source:
         self.at += len(marker)
         return True
 
+    def take_end(self, marker: str) -> Steps[bool]:
+        """Take an end marker if it comes next, or what is there of it at the end of the text."""
+        if (yield from self.take(marker)):
+            return True
+        if not self.ended or not marker.startswith(self.text[self.at :]):
+            return False
+        self.at = len(self.text)
+        return True
+
     def expect(self, marker: str) -> Steps[None]:
         if not (yield from self.take(marker)):
             raise Broken(f"{marker!r} is missing" if (yield from self.more()) else "the text ends inside a call")
