@@ -92,9 +92,7 @@ class AsyncLLM:
         alone = is_one_conversation(messages)
         conversations = [messages] if alone else messages
         use = tool_use(tools, tool_choice, parallel_tool_calls)
-        turns = await asyncio.to_thread(
-            self.llm.turns, conversations, params, settings, use, chat_template_kwargs
-        )
+        turns = await asyncio.to_thread(self.llm.turns, conversations, params, settings, use, chat_template_kwargs)
         outputs = await self._finish([partial(self.llm.start_turn, turn) for turn in turns])
         return outputs[0] if alone else outputs
 

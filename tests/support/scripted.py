@@ -25,7 +25,7 @@ from kvarn.server.worker import Worker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PLAY = re.compile(r"play (\w+)")
-SCRIPT, CLOSERS = 20.0, '"}]'  # the score of the next token of the text; what is preferred if it is forbidden
+SCRIPT, CLOSERS = 20.0, '"}]{'  # the score of the next token of the text; what is preferred if it is forbidden
 Texts = Mapping[str, str | Sequence[str]]  # by name: a text, or one for each sample
 
 
@@ -193,5 +193,3 @@ def scope_of(path: str) -> dict:
         "scheme": "http",
         "root_path": "",
     }
-
-

@@ -14,7 +14,8 @@ UNUSED_IN_MESSAGE = (
     *("refusal", "audio", "annotations", "parsed", "reasoning_details", "thinking_blocks"),
     *("cache_control", "prompt_cache_breakpoint", "provider_specific_fields", "images"),
 )
-USED_IN_PART, UNUSED_IN_PART = ("type", "text"), ("cache_control", "prompt_cache_breakpoint", "citations", "annotations")
+USED_IN_PART = ("type", "text")
+UNUSED_IN_PART = ("cache_control", "prompt_cache_breakpoint", "citations", "annotations")
 
 PART: Schema = {
     "type": "object",

@@ -14,8 +14,10 @@ from kvarn.server.schema import same, show
 HEADER = "x-kvarn-ignored"
 MOST_TOLD = 32
 MOST_HEADER = 1024
-TOOL_TYPES = ("custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview")
-TOOL_TYPES += ("image_generation", "mcp", "local_shell", "shell", "apply_patch", "namespace")
+TOOL_TYPES = (
+    *("custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview"),
+    *("image_generation", "mcp", "local_shell", "shell", "apply_patch", "namespace"),
+)
 OTHER = "other"
 
 

@@ -15,6 +15,7 @@ from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, IGNORED, TOKENIZE
 from kvarn.server.request_id import sane
 from kvarn.server.schema import Schema, problem, show
+from kvarn.server.talk import Talk, talk_of
 from kvarn.structured import (
     Structure,
     from_gbnf,
@@ -22,7 +23,6 @@ from kvarn.structured import (
     from_response_format,
     from_structured_outputs,
 )
-from kvarn.server.talk import Talk, talk_of
 from kvarn.text.tokenizer import Prompt
 
 # Items take more memory than their text. Their separators are counted, also those in strings: a text with so many

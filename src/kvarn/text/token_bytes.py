@@ -1,7 +1,8 @@
 """The bytes of each token, as they appear in the text.
 
 Contract: this is the inverse of encoding. The space that encoding puts before a text is removed. Control
-tokens appear only if `special`, or if they are `shown`. Non-goal: whole characters, which can span several tokens (detokenizer.py).
+tokens appear only if `special`, or if they are `shown`. Non-goal: whole characters, which can span several
+tokens (detokenizer.py).
 """
 
 from collections.abc import Container
