@@ -175,7 +175,9 @@ class LLM:
     ) -> BatchStream:
         """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
         pairs = paired(prompts_of(prompts), params, settings)
-        return BatchStream(self.runner, self._start_all([partial(self.start, *pair) for pair in pairs]))
+        jobs: list[Job] = []
+        self._start_all([partial(self.start, *pair) for pair in pairs], jobs)
+        return BatchStream(self.runner, jobs)
 
     @overload
     def chat(
@@ -296,30 +298,31 @@ class LLM:
     def stream_job(self, job: Job) -> Stream:
         return Stream(self.runner, job)
 
-    def _start_all(self, starts: Sequence[Callable[[], Job]]) -> list[Job]:
-        """Queue all prompts. If one is refused, cancel the earlier ones."""
-        jobs: list[Job] = []
+    def _start_all(self, starts: Sequence[Callable[[], Job]], jobs: list[Job]) -> None:
+        """Queue all prompts, as `jobs`. If one is refused, cancel the earlier ones."""
         try:
             for start in starts:
                 jobs.append(start())
         except BaseException as error:
-            for job in jobs:
-                self.runner.cancel(job)
+            self._cancel(jobs)
             if isinstance(error, KvarnError) and len(starts) > 1:
                 error.args = (f"prompt {len(jobs)} of {len(starts)}, counted from 0: {error}",)
             raise
-        return jobs
 
     def _finish(self, starts: Sequence[Callable[[], Job]]) -> list[Output]:
         """Start all and wait for all. If one fails, its error is raised and the others are cancelled."""
-        jobs = self._start_all(starts)
+        jobs: list[Job] = []
         try:
+            self._start_all(starts, jobs)
             for job in jobs:
                 self.runner.wait(job)
         finally:
-            for job in jobs:
-                self.runner.cancel(job)
+            self._cancel(jobs)
         return [job.output() for job in jobs]
+
+    def _cancel(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.runner.cancel(job)
 
 
 def context_of(config: ModelConfig, context: int | None) -> int:
