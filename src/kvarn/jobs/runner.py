@@ -19,6 +19,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 from kvarn.chats.answer import Reader
@@ -44,7 +45,6 @@ class Runner:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, turn: Turn | None = None) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
-        self.compiler = Compiler(tokenizer, tokenizer.eos_ids)
         self._turn = turn or Turn()
         self._jobs: dict[int, Job] = {}  # unfinished jobs, by request id
         self._dropped: deque[Job] = deque()  # jobs that the thread with the turn must cancel
@@ -52,6 +52,10 @@ class Runner:
         self._process = os.getpid()
         self._closed = False
         _open.add(self)
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        return Compiler(self._tokenizer, self._tokenizer.eos_ids)
 
     @property
     def busy(self) -> bool:

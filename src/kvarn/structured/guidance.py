@@ -138,6 +138,8 @@ def _reason(message: str) -> str:
     if found := re.match(r"Unimplemented keys: (\[.*\])", text):
         names = ", ".join(map(json.dumps, json.loads(found[1])))
         return f"the schema has {names}, which cannot be enforced: remove it"
+    if found := re.match(r"Unknown format: (.*)", text):
+        return f'the schema has "format": {json.dumps(found[1])}, which cannot be enforced: remove it'
     if text.startswith("oneOf constraints"):
         return "the schema has oneOf with alternatives that may overlap, which cannot be enforced: use anyOf"
     return f"this structure cannot be enforced: {text}"

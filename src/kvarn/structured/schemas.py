@@ -16,8 +16,8 @@ _MOST_LEVELS = 4000  # that llguidance may recurse through, with all references 
 _LARGEST_MULTIPLE = 100_000
 _MOST_PATTERNS = 64  # in patternProperties: llguidance compares each with each
 
-_ONE = "additionalProperties additionalItems contains contentSchema else if items not propertyNames then".split()
-_ONE += ["unevaluatedItems", "unevaluatedProperties"]
+_ONE = ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
+_ONE += ["propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"]
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
@@ -86,7 +86,7 @@ def _target(schema: Any, ref: str) -> Any:
 
 
 def _depth(value: Any) -> int:
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
         inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]

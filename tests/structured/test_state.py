@@ -1,0 +1,89 @@
+"""The state of a sample: a function of its tokens, and a structure that begins after a marker."""
+
+import random
+
+import numpy as np
+import pytest
+from support.structures import compiler, tokenizer, verdict
+
+from kvarn.errors import KvarnError
+from kvarn.structured import choice_of, grammar_of, regex_of, schema_of
+
+OBJECT = schema_of({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+END = "</think>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('So </think>{"a":true}', "complete"),
+        ('So </think>\n\n{"a":true}', "complete"),
+        ('So </think>\n \n{"a": true}', "complete"),
+        ('</think>{"a":true}', "complete"),
+        ("So </thin", "open"),
+        ("So </think>", "open"),
+        ("So <</</think>\nSo", "So <</</think>\n"),
+        ("So </think>\n\n<|im_end|>", "So </think>\n\n"),
+        ("So <|im_end|>", "So "),
+        ("So <|tool|> and", "open"),
+        ("So </think>" + "\n " * 5, "So </think>" + "\n " * 4),
+    ],
+)
+def test_a_structure_begins_after_a_marker(text: str, expected: str) -> None:
+    assert verdict(OBJECT, text, after=END) == expected
+
+
+@pytest.mark.parametrize("begun", ["", "<", "</", "</th", "</thin"])
+def test_no_token_with_the_end_of_the_marker_brings_more_than_white_space(begun: str) -> None:
+    """The vocabulary has the tokens `>{` and `think>`."""
+    state = compiler().compile(OBJECT).start(END)
+    output = [tokenizer().encode(character, bos=False)[0] for character in "So " + begun]
+    scores = np.zeros(tokenizer().vocab_size)
+    state.mask(scores, output)
+    for token in range(tokenizer().vocab_size):
+        rest = (begun.encode() + tokenizer().token_bytes(token)).partition(END.encode())[2]
+        banned = bool(rest.strip()) or token in tokenizer().eos_ids
+        assert np.isneginf(scores[token]) == banned, tokenizer().token_bytes(token)
+
+
+def test_white_space_after_the_marker_belongs_to_a_structure_that_takes_it() -> None:
+    lines = grammar_of(r'start: "\n" "x"')
+    assert verdict(lines, "a</think>\nx", after=END) == "complete"
+    assert verdict(lines, "a</think>x", after=END) == "a</think>"
+    assert verdict(regex_of("x"), "a</think>\nx", after=END) == "complete"
+
+
+def test_an_empty_marker_is_refused() -> None:
+    with pytest.raises(KvarnError, match="empty"):
+        compiler().compile(OBJECT).start("")
+
+
+@pytest.mark.parametrize("after", [None, END])
+def test_the_state_is_a_function_of_the_tokens(after: str | None) -> None:
+    """Any order of questions gives the masks that a new state gives."""
+    compiled, rng = compiler().compile(OBJECT), random.Random(1)
+    text = '{"a": true, "bcd": [1, 2]}'
+    tokens = tokenizer().encode(text if after is None else f"So {END}\n{text}", bos=False)
+    kept = compiled.start(after)
+    for _ in range(60):
+        output = tokens[: rng.randrange(len(tokens) + 1)]
+        asked, expected = np.zeros((2, tokenizer().vocab_size))
+        fresh = compiled.start(after)
+        assert kept.complete(output) == fresh.complete(output) == (len(output) == len(tokens))
+        kept.mask(asked, output)
+        fresh.mask(expected, output)
+        assert (asked == expected).all()
+
+
+def test_a_token_that_was_forbidden_fails_the_request() -> None:
+    state = compiler().compile(choice_of(["a", "b"])).start()
+    with pytest.raises(KvarnError, match="cannot be followed further"):
+        state.mask(np.zeros(tokenizer().vocab_size), tokenizer().encode("c", bos=False))
+
+
+def test_a_model_has_fewer_or_more_rows_than_the_tokenizer_has_tokens() -> None:
+    for n in (100, tokenizer().vocab_size):
+        for after in (None, END):
+            scores = np.zeros(n)
+            compiler().compile(OBJECT).start(after).mask(scores, [])
+            assert np.isfinite(scores).any()
