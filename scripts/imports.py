@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": {"errors", "numpy"},
     "models": {"graph", "cache.spec", "settings", "errors", "numpy"},
     "text": {"settings", "errors", "words", "native", "numpy", "jinja2", "tokenizers"},
+    "dialect": {"text.chat", "errors"},  # text in, text out: no engine, no server
     "loading": {"arrays", "errors", "words", "settings", "models", "graph"}
     | {"numpy", "gguf", "safetensors", "huggingface_hub"},
     # The engine works on token ids: no text, no HTTP, no metrics, and only the interface of backends.

@@ -114,7 +114,8 @@ class Answer:
             yield from source.spaces()
         if not (yield from source.more()) or (end and (yield from source.take_end(end))):
             return False
-        if not end and not first and not (begin and (yield from source.begins((begin,)))):
+        again = yield from source.begins(longest_first(self._section[0], begin))
+        if (again and again != begin) or (not again and not end and not first):
             return False
         yield from source.expect(begin)
         return True
@@ -165,6 +166,8 @@ class Answer:
                 if not (yield from source.take(";")) and not (yield from source.take(",")):
                     break
                 yield from source.spaces()
+                if not (yield from source.more()):
+                    break
                 source.keep()
             if section and (yield from source.more()):
                 yield from source.expect(self._section[1])

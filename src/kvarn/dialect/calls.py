@@ -40,7 +40,7 @@ class Call:
         short = re.sub(r":[0-9]+$", "", name.removeprefix("functions."))
         tool = self._tools.get(name) or self._tools.get(short)
         if tool is None:
-            raise Broken(f"there is no tool {name[:80]!r}" if name else "the call has no name")
+            raise Broken(f"there is no tool {short[:80]!r}" if name else "the call has no name")
         self.tool = tool
         return tool
 
@@ -103,12 +103,13 @@ class Bodies:
         while not (yield from source.take("]")):
             yield from self._object()
             yield from source.spaces()
+            if (yield from source.begins((",",))):
+                source.keep()
+            if (yield from source.begins(("]",))) != "]" and (yield from source.more()):
+                yield from source.expect(",")
+                yield from source.spaces()
             if not (yield from source.more()):
                 return  # a complete call
-            if (yield from source.begins(("]",))) != "]":
-                yield from source.expect(",")
-                source.keep()
-                yield from source.spaces()
 
     def _object(self) -> Steps[None]:
         call = self._new()

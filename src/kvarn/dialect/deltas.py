@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,17 @@ Delta = Reasoning | Content | CallBegin | CallArguments | CallEnd | Malformed
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
     """The same with neighbours of the same kind as one."""
     result: list[Delta] = []
-    for delta in deltas:
-        last = result[-1] if result else None
-        if (isinstance(delta, Reasoning | Content) and type(last) is type(delta)) or (
-            isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index
-        ):
-            result[-1] = replace(delta, text=last.text + delta.text)
-        else:
-            result.append(delta)
+    for _, group in groupby(enumerate(deltas), _kind):
+        first, *rest = (delta for _, delta in group)
+        if rest and isinstance(first, Reasoning | Content | CallArguments):
+            texts = [delta.text for delta in (first, *rest) if isinstance(delta, Reasoning | Content | CallArguments)]
+            first = replace(first, text="".join(texts))
+        result.append(first)
     return result
+
+
+def _kind(numbered: tuple[int, Delta]) -> tuple[type, int]:
+    number, delta = numbered
+    if isinstance(delta, CallArguments):
+        return CallArguments, delta.index
+    return type(delta), 0 if isinstance(delta, Reasoning | Content) else number

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvarn.dialect.deltas import CallArguments, CallBegin, CallEnd, Content, joined
+from kvarn.dialect.deltas import CallArguments, CallBegin, Content, Malformed, Reasoning, joined
 from kvarn.dialect.dialect import Dialect, Tool
 from kvarn.dialect.families import REASONING
 from kvarn.dialect.parser import Parser
@@ -26,21 +26,28 @@ TOOLS = [
     for name, args in zip(NAMES, ARGUMENTS, strict=True)
 ]
 _SAID, _THOUGHT, _ASKED = "kvarn_said", "kvarn_thought", "kvarn_asked"
+MOST_FAILURES = 3
+MOST_TEXT = 100_000  # characters of a turn
 _THINKING = re.compile("think|thought|reason", re.IGNORECASE)
 _MARKER = re.compile(r"<[^<>\s]{2,60}>|\[/?[A-Z_]{2,30}\]")
 
 
 class Rendered:
-    """What the template writes. A template that fails writes nothing."""
+    """What the template writes. A template that fails writes nothing. One that fails again and again is not asked any
+    more: each time may take as long as the caller's limit."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
+        self._failures = 0
 
     def turn(self, **message: Any) -> str:
+        if self._failures >= MOST_FAILURES:
+            return ""
         try:
             messages = [{"role": "user", "content": _ASKED}, {"role": "assistant", **message}]
-            return str(self._render(messages, add_generation_prompt=False, tools=as_fields(TOOLS)))
-        except (KvarnError, OSError, RecursionError):
+            return str(self._render(messages, add_generation_prompt=False, tools=as_fields(TOOLS)))[:MOST_TEXT]
+        except KvarnError:
+            self._failures += 1
             return ""
 
     def calls(self, n: int, as_text: bool) -> str:
@@ -53,9 +60,10 @@ class Rendered:
             }
             for id, name, args in list(zip(IDS, NAMES, ARGUMENTS, strict=True))[:n]
         ]
-        turn, plain = self.turn(content="", tool_calls=calls), self.turn(content=_SAID)
+        turn = self.turn(content="", tool_calls=calls)
+        plain = self.turn(content=_SAID) if turn else ""
         said = plain.find(_SAID)
-        if not turn or said < 0:
+        if said < 0:
             return ""
         head, tail = plain[:said], plain[said + len(_SAID) :]
         if not turn.startswith(head):
@@ -94,16 +102,16 @@ def reads(dialect: Dialect, text: str, n: int) -> bool:
     found = joined([*parser.push(text), *parser.finish()])
     names = [delta.name for delta in found if isinstance(delta, CallBegin)]
     texts = [delta.text for delta in found if isinstance(delta, CallArguments)]
-    other = any(not isinstance(delta, CallBegin | CallArguments | CallEnd) for delta in found)
-    said = "".join(delta.text for delta in found if isinstance(delta, Content))
-    if names != list(NAMES[:n]) or (other and not (_MARKER.sub("", said).strip() == "" and "{" not in said)):
+    said = "".join(delta.text for delta in found if isinstance(delta, Content))  # the end of the turn, perhaps
+    if any(isinstance(delta, Malformed | Reasoning) for delta in found) or _MARKER.sub("", said).strip():
         return False
-    return [json.loads(text) for text in texts] == list(ARGUMENTS[:n])
+    return names == list(NAMES[:n]) and [json.loads(text) for text in texts] == list(ARGUMENTS[:n])
 
 
 def derived(rendered: Rendered) -> Dialect | None:
     for as_text in (False, True):
-        one, two = rendered.calls(1, as_text), rendered.calls(2, as_text)
+        one = rendered.calls(1, as_text)
+        two = rendered.calls(2, as_text) if NAMES[0] in one else ""
         for find in (_json, _named, _tagged):
             dialect = find(one, two)
             if dialect is None or any("kvarn" in marker for marker in dialect.markers):
@@ -170,12 +178,11 @@ def _named(one: str, two: str) -> Dialect | None:
 def _tagged(one: str, two: str) -> Dialect | None:
     """The name, then keys and values between tags."""
     (key_a, value_a), (key_b, value_b) = ARGUMENTS[0].items()
-    parts = re.fullmatch(f"(?s)(.*?){NAMES[0]}(.*?){key_a}(.*?){value_a}(.*?){key_b}(.*?){value_b}(.*)", one)
+    parts = _between(one, NAMES[0], key_a, value_a, key_b, value_b)
     if parts is None:
         return None
-    before, name_key, key_value, value_key, again, after = parts.groups()
-    value_end = _shared(value_key, after)
-    value_end = value_end[: value_end.rfind(">") + 1] + _space_after(value_end) if ">" in value_end else value_end
+    before, name_key, key_value, value_key, again, after = parts
+    value_end = _whole_tags(_shared(value_key, after))
     key_begin = value_key[len(value_end) :]
     if key_value != again or not value_end.strip() or not key_begin.strip() or not name_key.endswith(key_begin):
         return None
@@ -196,8 +203,15 @@ def _tagged(one: str, two: str) -> Dialect | None:
     return _nested(_parted(dialect, before, after.removeprefix(value_end), between))
 
 
-def _space_after(text: str) -> str:
-    return text[text.rfind(">") + 1 :] if not text[text.rfind(">") + 1 :].strip() else ""
+def _between(text: str, *known: str) -> list[str] | None:
+    """The parts of a text between known texts."""
+    parts = []
+    for each in known:
+        part, found, text = text.partition(each)
+        if not found:
+            return None
+        parts.append(part)
+    return [*parts, text]
 
 
 def _parted(dialect: Dialect, before: str, after: str, between: str) -> Dialect | None:

@@ -25,7 +25,7 @@ class Tagged:
         self._value = tuple(marker.strip() for marker in dialect.value)
         self._ends = longest_first(dialect.call[1], dialect.section[1])
         self._next = longest_first(dialect.key[0], dialect.call[1], dialect.section[1])
-        self._lines = "\n" in dialect.key[1] + dialect.value[0]  # a value has lines of its own
+        self._lines = (dialect.key[1] + dialect.value[0]).endswith("\n")  # a value has lines of its own
         first = re.escape(self._value[1][:1])
         self._plain = re.compile(rf"[^\n{first}]+")
 
