@@ -1,6 +1,7 @@
 """A server in this process whose model writes given texts.
 
-The last "play NAME" in the prompt says which. Where a constraint forbids the text, the model prefers what ends JSON.
+The last "play NAME" in the prompt says which. After a constraint has forbidden a token of the text, the model
+prefers what ends the answer, or JSON.
 """
 
 import asyncio
@@ -24,6 +25,38 @@ from kvarn.server.metrics import Metrics
 from kvarn.server.worker import Worker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+# A template in the shape of Hermes and Qwen; `open` begins the answer with reasoning, `enable_thinking: false` closes it.
+HERMES = """\
+{% if tools %}<tools>{{ tools | tojson }}</tools>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}{% if m.content or not loop.first %}{{ '\\n' }}{% endif %}<tool_call>
+{{ {"name": c.function.name, "arguments": c.function.arguments} | tojson }}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if open is defined %}<think>
+{% elif enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+HERMES_CONTROL = ("<|im_start|>", "<|im_end|>")
+# In the shape of Mistral: the markers are control tokens.
+MISTRAL = """\
+{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' and m.tool_calls %}
+{%- for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}
+{%- elif m.role == 'assistant' %}{{ m.content }}{% else %}[INST]{{ m.content }}[/INST]{% endif %}
+{%- endfor %}"""
+MISTRAL_CONTROL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[OTHER]")
 PLAY = re.compile(r"play (\w+)")
 SCRIPT, CLOSERS = 20.0, '"}]{'  # the score of the next token of the text; what is preferred if it is forbidden
 Texts = Mapping[str, str | Sequence[str]]  # by name: a text, or one for each sample
@@ -66,9 +99,10 @@ def play(llm: LLM, texts: Texts) -> None:
             row[tokenizer.eos_ids[0]] = 5
             for id, score in closers.items():
                 row[id] = score
-            if sample.n_output < len(script):
-                row[script[sample.n_output]] = SCRIPT
-            else:
+            n, follows = sample.n_output, sample.output == script[: sample.n_output]
+            if follows and n < len(script):
+                row[script[n]] = SCRIPT
+            elif follows:
                 row[tokenizer.eos_ids[0]] = SCRIPT
         return HostLogits(logits)
 

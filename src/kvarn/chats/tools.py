@@ -86,7 +86,8 @@ def _tool(i: int, given: Mapping[str, Any]) -> Tool:
 def _shown(given: Mapping[str, Any]) -> Json:
     """Without `strict`, which models do not know."""
     function = {key: value for key, value in given["function"].items() if key != "strict" and value is not None}
-    return {"type": "function", "function": {"parameters": NO_ARGUMENTS, **function}}
+    function.setdefault("parameters", NO_ARGUMENTS)
+    return {"type": "function", "function": function}
 
 
 def _chosen(choice: Any, known: Mapping[str, Tool]) -> tuple[bool, list[str]]:
