@@ -16,6 +16,7 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.request import Request
 from kvarn.server.engine_metrics import LABELS, EngineCollector, values
 from kvarn.server.ignored import Ignored
+from kvarn.server.request_fields import IGNORED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Newer versions write : in the names of samples as _ unless they are told not to. Older versions have no such setting.
@@ -83,6 +84,8 @@ class Metrics:
             [*LABELS, "field"],
             registry=self._registry,
         )
+        for name in IGNORED:
+            self._ignored.labels(*self._labels, name)
         self._registry.register(EngineCollector(engine, model, prefix))
         ProcessCollector(registry=self._registry)
 
