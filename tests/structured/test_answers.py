@@ -136,7 +136,7 @@ def test_stop_texts_do_not_cut_a_structure(llm: LLM) -> None:
 
 
 def test_penalties_and_biases_never_allow_a_forbidden_token(llm: LLM) -> None:
-    loved = {token: 1e9 for token in range(20, 200)}
+    loved = dict.fromkeys(range(20, 200), 1000000000.0)
     settings = {"repetition_penalty": 50.0, "frequency_penalty": -2.0, "logit_bias": loved, "temperature": 5.0}
     for seed in range(5):
         (output,) = llm.generate("a", regex="[ab]{12}", top_k=40, min_p=0.0, seed=seed, **settings)

@@ -120,6 +120,18 @@ def add_sampling_flags(parser: argparse.ArgumentParser, limit: str, unset: str =
     ids = "stop at these token ids"
     group.add_argument("--stop-token-ids", type=parse_ids, metavar="N,..", help=ids)
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end token")
+    add_structure_flags(parser)
+
+
+def add_structure_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("structure of the answer", "Give at most one of them.")
+    schema = "JSON of this schema: a file, or the schema itself"
+    group.add_argument("--json-schema", type=schema_text, metavar="FILE", help=schema)
+    group.add_argument("--regex", metavar="RE", help="a text that matches this regular expression as a whole")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; repeatable")
+    group.add_argument("--grammar", metavar="TEXT", help="a text of this grammar, in Lark's syntax or in GBNF")
+    file = "a text of the grammar in this file"
+    group.add_argument("--grammar-file", dest="grammar", type=file_text, metavar="FILE", help=file)
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +172,17 @@ def parse_ids(text: str) -> tuple[int, ...]:
         words = f"is {shown(text)!r}; it must be token ids with commas between them, as in 1,2"
         raise argparse.ArgumentTypeError(words)
     return ids
+
+
+def schema_text(given: str) -> str:
+    return given if given.lstrip().startswith("{") else file_text(given)
+
+
+def file_text(name: str) -> str:
+    try:
+        return read_text(name)
+    except KvarnError as error:
+        raise argparse.ArgumentTypeError(f"cannot be read: {error}") from None
 
 
 def at_least(least: float, **given: float | None) -> None:

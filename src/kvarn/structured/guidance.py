@@ -135,6 +135,7 @@ def _reason(message: str) -> str:
     lines = [line.strip() for line in re.split(r"\n\s*\d+ \| ", message)[0].splitlines()]
     text = " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
     text = text.split("failed to compile JSON schema: ")[-1]
+    text = re.sub(r"^at \d+\(\d+\): invalid regex .*\(in regex\): ", "", text)
     if found := re.match(r"Unimplemented keys: (\[.*\])", text):
         names = ", ".join(map(json.dumps, json.loads(found[1])))
         return f"the schema has {names}, which cannot be enforced: remove it"
