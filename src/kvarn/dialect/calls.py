@@ -168,7 +168,7 @@ class Bodies:
             except (ValueError, RecursionError):
                 found = None
             if isinstance(found, dict):
-                call.argue(value or "{}")
+                call.argue(json.dumps(found))
                 return
         if value is not None:
             raise Broken("the arguments are not an object")

@@ -51,24 +51,24 @@ class _Writer:
 
     def body(self, tool: Tool, schema: object) -> str:
         """What is between call[0] and call[1]."""
-        d, text = self._dialect, self._lark.text
+        d, text, plain = self._dialect, self._lark.text, self._lark.plain
         values = Schemas(d, self._lark, tool, schema)
         if d.form == "json":
             id = ""
             if d.id_key and d.ids == "nine":
                 id = f"{text(f', {json.dumps(d.id_key)}: ' + chr(34))} /[a-zA-Z0-9]{{9}}/ {text(chr(34))}"
             before = f"{{{json.dumps(d.name_key)}: {json.dumps(tool.name)}, {json.dumps(d.arguments_key)}: "
-            parts = [text(before), values.whole(), id, text("}")]
+            parts = [plain(before), values.whole(), id, text("}")]
         elif d.form == "named":
-            name = f"{text(f'functions.{tool.name}:')} /[0-9]+/" if d.numbered else text(tool.name)
+            name = f"{plain(f'functions.{tool.name}:')} /[0-9]+/" if d.numbered else plain(tool.name)
             id = f"({text(d.id_key)} /[a-zA-Z0-9]{{9}}/)?" if d.id_key else ""
             parts = [name, id, text(d.name_end), values.whole()]
         elif d.form == "tagged":
-            parts = [text(tool.name + d.name_end), values.tagged()]
+            parts = [plain(tool.name), text(d.name_end), values.tagged()]
         elif d.form == "pythonic":
-            parts = [text(f"{tool.name}("), values.pythonic(), text(")")]
+            parts = [plain(f"{tool.name}("), values.pythonic(), text(")")]
         else:
-            parts = [text(tool.name), values.gemma()]
+            parts = [plain(tool.name), values.gemma()]
         return self._lark.rule("tool", " ".join(part for part in parts if part))
 
     def block(self, body: str, several: bool) -> str:

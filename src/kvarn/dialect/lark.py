@@ -31,8 +31,12 @@ class Lark:
         parts = self._split.split(text) if self._split else [text]
         return " ".join(self._one(part) for part in parts if part)
 
+    def plain(self, text: str) -> str:
+        """This text, without control tokens."""
+        return json.dumps(text, ensure_ascii=False)
+
     def _one(self, part: str) -> str:
-        return f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
+        return f"<[{self._ids[part]}]>" if part in self._ids else self.plain(part)
 
     def trigger(self, marker: str) -> tuple[str, str]:
         """A marker as its first tag, and the rest."""

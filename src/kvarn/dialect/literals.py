@@ -122,7 +122,8 @@ def _python_escape(source: Source, out: Out) -> Steps[None]:
         digits += source.text[source.at]
         source.at += 1
     try:
-        out(quoted(chr(int(digits, 16))))
+        code = int(digits, 16)
+        out(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else quoted(chr(code)))  # a half of a pair is no character
     except (ValueError, OverflowError):
         raise Broken(f"\\{c}{digits} is not an escape of Python") from None
 

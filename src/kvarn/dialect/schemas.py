@@ -1,11 +1,11 @@
 """A tool's schema as rules of a grammar, in each form of arguments (dialect.py)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvarn.dialect.dialect import Dialect, Tool
 from kvarn.dialect.lark import Lark
+from kvarn.dialect.tagged import referred
 from kvarn.errors import KvarnError
 
 DEEPEST = 16  # levels of a schema outside JSON
@@ -25,6 +25,8 @@ _KNOWN = {
         "writeOnly",
     ),
 }
+_TYPED = {"type", "enum", "const", "properties", "items"}  # one of them says what kind of value it is
+_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -47,82 +49,86 @@ class Schemas:
         return self._lark.json({"type": "object", **root})
 
     def tagged(self) -> str:
-        d, text, parts = self._dialect, self._lark.text, []
+        d, lark = self._dialect, self._lark
         end = d.value[1].rstrip()
-        after = d.value[1][len(end) :]
-        for key, schema, needed in self._properties(self._root, ""):
-            if self._is_text(schema):
-                choices = self._choices(schema)
-                value = f"{choices} {text(d.value[1])}" if choices else self._lark.until(end, after)
-            else:
-                value = f"{self._in_json(schema)} {text(d.value[1])}"
-            one = self._lark.rule("argument", f"{text(d.key[0] + key + d.key[1] + d.value[0])} {value}")
-            parts.append(one if needed else f"{one}?")
+        free = lark.until(end, d.value[1][len(end) :])
         if self._any:
-            name = '/[^<>\\n"]{1,64}/'
-            value = self._lark.until(end, after)
-            parts = [f"({text(d.key[0])} {name} {text(d.key[1] + d.value[0])} {value})*"]
+            key = '/[^<>\\n"]{1,64}/'
+            return f"({lark.text(d.key[0])} {key} {lark.text(d.key[1] + d.value[0])} {free})*"
+        parts = []
+        for key, schema, needed in self._properties(self._root, ""):
+            value = self._raw(schema, f".{key}")
+            value = free if value is None else f"{value} {lark.text(d.value[1])}"
+            before = f"{lark.text(d.key[0])} {lark.plain(key)} {lark.text(d.key[1] + d.value[0])}"
+            parts.append(lark.rule("argument", f"{before} {value}") + ("" if needed else "?"))
         return " ".join(parts)
+
+    def _raw(self, schema: Mapping[str, Any], where: str) -> str | None:
+        """A text without quotes, or JSON. None: any text."""
+        texts, others = [], []
+        for each in self._alternatives(schema, where):
+            if not _TYPED & each.keys():
+                return None
+            values = _texts(each)
+            if each.get("type") != "string" and values is None:
+                others.append(each)
+                continue
+            self._check(each, where)
+            if values is None:
+                return None
+            texts += values
+        choices = [self._choices(texts)] if texts else []
+        return f"({' | '.join([*choices, *([self._in_json({'anyOf': others})] if others else [])])})"
 
     def pythonic(self) -> str:
         if self._any:
-            one = f'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {self._in_json({})}'
+            one = f'{_NAME} "=" {self._in_json({})}'
             return f'({one} (", " {one})*)?'
         parts = []
         for key, schema, needed in self._properties(self._root, ""):
-            kind = schema.get("type")
-            value = '("True" | "False")' if kind == "boolean" else self._in_json(schema)
-            parts.append((self._lark.rule("argument", f"{self._lark.text(key + '=')} {value}"), needed))
+            value = '("True" | "False")' if schema.get("type") == "boolean" else self._in_json(schema)
+            parts.append((self._lark.rule("argument", f"{self._lark.plain(key + '=')} {value}"), needed))
         return self._listed(parts, '", "')
 
     def gemma(self) -> str:
-        return self._gemma_any() if self._any else self._gemma(self._root, "", 0)
-
-    def _gemma_any(self) -> str:
-        key = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
-        quote = self._lark.text(self._dialect.quote)
-        word = self._lark.rule(
-            "word", f"{quote} {self._lark.until(self._dialect.quote, '')} | /[-+.A-Za-z0-9]{{1,40}}/"
-        )
-        one = f'{key} ":" {word}'
-        return f'"{{" ({one} ("," {one})*)? "}}"'
+        return self._gemma_object(None if self._any else self._root, "", 0)
 
     def _gemma(self, schema: Mapping[str, Any], where: str, depth: int) -> str:
         if depth > DEEPEST:
-            raise self._refused(where, "more than 16 levels")
-        kind = schema.get("type")
-        if depth == 0 or kind == "object":
-            parts = [
-                (
-                    self._lark.rule(
-                        "argument", f"{self._lark.text(f'{key}:')} {self._gemma(each, f'{where}.{key}', depth + 1)}"
-                    ),
-                    needed,
-                )
-                for key, each, needed in self._properties(schema, where)
-            ]
-            return self._lark.rule("object", f'"{{" {self._listed(parts, chr(34) + "," + chr(34))} "}}"')
+            raise self._refused(where, f"more than {DEEPEST} levels")
+        ways = [self._gemma_one(each, where, depth) for each in self._alternatives(schema, where)]
+        return self._lark.rule("value", " | ".join(ways))
+
+    def _gemma_one(self, schema: Mapping[str, Any], where: str, depth: int) -> str:
+        kind, values = schema.get("type"), _texts(schema)
+        quote, text = self._lark.text(self._dialect.quote), self._lark.until(self._dialect.quote, "")
+        if not _TYPED & schema.keys():
+            return self._lark.rule("word", f"{quote} {text} | /[-+.A-Za-z0-9]{{1,40}}/")
         self._check(schema, where)
-        quote = self._lark.text(self._dialect.quote)
+        if kind == "string" or values is not None:
+            return f"{quote} {text}" if values is None else f"{quote} {self._choices(values)} {quote}"
+        if kind == "object" or "properties" in schema:
+            return self._gemma_object(schema if "properties" in schema else None, where, depth)
         if kind == "array":
-            item = self._gemma(schema.get("items", {"type": "string"}), f"{where}[]", depth + 1)
+            item = self._gemma(schema.get("items", {}), f"{where}[]", depth + 1)
             return self._lark.rule("list", f'"[" ({item} ("," {item})*)? "]"')
-        if self._is_text(schema):
-            choices = self._choices(schema)
-            return self._lark.rule(
-                "text",
-                f"{quote} {choices} {quote}" if choices else f"{quote} {self._lark.until(self._dialect.quote, '')}",
-            )
-        if kind in ("integer", "number", "boolean", "null"):
-            return self._in_json(schema)
-        raise self._refused(where, f"type {json.dumps(kind)}")
+        return self._in_json(schema)
+
+    def _gemma_object(self, schema: Mapping[str, Any] | None, where: str, depth: int) -> str:
+        if schema is None:
+            one = f'{_NAME} ":" {self._gemma({}, where, depth + 1)}'
+            return self._lark.rule("object", f'"{{" ({one} ("," {one})*)? "}}"')
+        parts = []
+        for key, each, needed in self._properties(schema, where):
+            value = self._gemma(each, f"{where}.{key}", depth + 1)
+            parts.append((self._lark.rule("argument", f"{self._lark.plain(f'{key}:')} {value}"), needed))
+        comma = '","'
+        return self._lark.rule("object", f'"{{" {self._listed(parts, comma)} "}}"')
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _properties(self, schema: Mapping[str, Any], where: str) -> list[tuple[str, Mapping[str, Any], bool]]:
         """Key, schema, and whether it is required."""
-        if self._any:
-            return []
         self._check(schema, where)
         properties = schema.get("properties", {})
         needed = schema.get("required", [])
@@ -130,40 +136,47 @@ class Schemas:
             raise self._refused(where, "properties that are not an object")
         for key in needed:
             if key not in properties:
-                raise self._refused(where, f"a required argument without a schema: {key!r}")
+                raise self._refused(where, f"a required argument without a schema, {key!r},")
         return [(key, each if isinstance(each, Mapping) else {}, key in needed) for key, each in properties.items()]
+
+    def _alternatives(self, schema: Any, where: str, depth: int = 0) -> list[Mapping[str, Any]]:
+        """Schemas without references and without a choice of types."""
+        if not isinstance(schema, Mapping):
+            return [{}]
+        if depth > DEEPEST:
+            raise self._refused(where, "references without end")
+        if isinstance(ref := schema.get("$ref"), str):
+            return self._alternatives(referred(ref, self._root), where, depth + 1)
+        for word in ("anyOf", "oneOf"):
+            if isinstance(schema.get(word), list):
+                return [each for part in schema[word] for each in self._alternatives(part, where, depth + 1)]
+        values = schema.get("enum")
+        if isinstance(values, list) and _texts(schema) is None:
+            kinds = ([v for v in values if isinstance(v, str)], [v for v in values if not isinstance(v, str)])
+            return [{"enum": kind} for kind in kinds if kind]
+        if isinstance(schema.get("type"), list) and values is None:
+            return [{**schema, "type": kind} for kind in schema["type"]]
+        return [schema]
 
     def _listed(self, parts: list[tuple[str, bool]], separator: str) -> str:
         """The parts in order with separators. Those that are not required may be left out."""
         after = ""  # what may follow when something came before
-        tails = [""]
+        ways: list[str] = []
         for part, needed in reversed(parts):
-            after = f"{separator} {part} {after}" if needed else f"({separator} {part})? {after}"
-            tails.append(after)
-        tails.reverse()
-        choices = []
-        for (part, needed), tail in zip(parts, tails[1:], strict=True):
-            choices.append(f"{part} {tail}")
-            if needed:
-                return f"({' | '.join(choices)})"
-        return f"({' | '.join(choices)})?" if choices else ""
+            ways = [f"{part} {after}"] if needed else [f"{part} {after}", *ways]
+            this = f"{separator} {part}" if needed else f"({separator} {part})?"
+            after = self._lark.rule("more", f"{this} {after}".strip())
+        optional = not any(needed for _, needed in parts)
+        return f"({' | '.join(ways)}){'?' if optional else ''}" if ways else ""
 
     def _in_json(self, schema: Mapping[str, Any]) -> str:
         """JSON with the definitions of the whole schema."""
         shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         return self._lark.json({**shared, **schema})
 
-    def _is_text(self, schema: Mapping[str, Any]) -> bool:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        texts = bool(values) and all(isinstance(value, str) for value in values)
-        if not (schema.get("type") == "string" or texts):
-            return False
-        self._check(schema, "")
-        return True
-
-    def _choices(self, schema: Mapping[str, Any]) -> str:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        return f"({' | '.join(self._lark.text(value) for value in values if value)})" if values else ""
+    def _choices(self, values: Sequence[str]) -> str:
+        texts = " | ".join(self._lark.plain(value) for value in values if value)
+        return f"({texts}){'?' if '' in values else ''}" if texts else ""
 
     def _check(self, schema: Mapping[str, Any], where: str) -> None:
         for keyword in schema:
@@ -175,3 +188,9 @@ class Schemas:
         return KvarnError(
             f"tools: the format of this model's calls cannot honour {what} in the schema of {place}: remove it"
         )
+
+
+def _texts(schema: Mapping[str, Any]) -> list[str] | None:
+    """The texts that it allows, if they are listed."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) and values and all(isinstance(each, str) for each in values) else None

@@ -114,7 +114,7 @@ def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     if isinstance(values, list):
         return frozenset(_KINDS.get(type(value), "null") for value in values)
     if isinstance(ref := schema.get("$ref"), str):
-        return _kinds(_referred(ref, root), root, depth + 1)
+        return _kinds(referred(ref, root), root, depth + 1)
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
             each = [_kinds(part, root, depth + 1) for part in schema[word]]
@@ -122,7 +122,7 @@ def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     return frozenset()
 
 
-def _referred(ref: str, root: Mapping[str, Any]) -> Any:
+def referred(ref: str, root: Mapping[str, Any]) -> Any:
     found: Any = root
     for part in ref.removeprefix("#/").split("/"):
         found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
