@@ -141,6 +141,11 @@ def test_several_calls_or_one(client: Client) -> None:
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
 
 
+def test_a_named_function_is_called_once(client: Client) -> None:
+    (choice,) = choices(client, "two", tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [OSLO]
+
+
 def test_each_choice_has_its_own_calls(client: Client) -> None:
     text, call = choices(client, "mixed", n=2)
     assert (text["message"]["content"], text["finish_reason"]) == ("<b>bold</b>", "stop")

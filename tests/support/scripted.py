@@ -25,7 +25,7 @@ from kvarn.server.metrics import Metrics
 from kvarn.server.worker import Worker
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-# A template in the shape of Hermes and Qwen; `open` begins the answer with reasoning, `enable_thinking: false` closes it.
+# In the shape of Hermes and Qwen. `open` begins the answer with reasoning; `enable_thinking: false` closes it.
 HERMES = """\
 {% if tools %}<tools>{{ tools | tojson }}</tools>
 {% endif %}

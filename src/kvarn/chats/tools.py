@@ -61,6 +61,8 @@ def tool_use(tools: Sequence[Mapping[str, Any]], choice: Any = None, parallel: b
         raise BadTools("tools", "tools has two functions of one name: give each a name of its own")
     shown = tuple(_shown(given) for given in tools)
     required, names = _chosen(choice, known)
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        parallel = False  # one call of this function
     if required and not names:
         raise BadTools("tool_choice", "tool_choice asks for a call and there is no function to call: give tools")
     return ToolUse(shown, tuple(known[name] for name in names), required, parallel)
