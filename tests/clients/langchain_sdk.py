@@ -54,7 +54,7 @@ def embeddings(address: str) -> None:
 
 
 def tools(address: str) -> None:
-    bound = model(address, max_tokens=100).bind_tools([City], tool_choice="any")
+    bound = model(address, max_tokens=100).bind_tools([City], tool_choice="any", parallel_tool_calls=False)
     found = bound.invoke(QUESTION)
     (call, *_) = found.tool_calls
     assert call["args"]["name"] in ("Oslo", "Rome")
@@ -62,9 +62,8 @@ def tools(address: str) -> None:
     for chunk in bound.stream(QUESTION):
         joined = chunk if joined is None else joined + chunk
     assert [each["args"] for each in joined.tool_calls] == [each["args"] for each in found.tool_calls]
-    model(address).bind_tools([City]).invoke(
-        [HumanMessage(QUESTION), found, ToolMessage("yes", tool_call_id=call["id"])]
-    )
+    turns = [HumanMessage(QUESTION), found, ToolMessage("yes", tool_call_id=call["id"])]
+    model(address).bind_tools([City]).invoke(turns)
 
 
 ROWS = [
