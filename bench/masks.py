@@ -47,7 +47,7 @@ TEXTS = {
             "address": {"street": "12 St James's Square", "zip": "12345"},
         }
     ),
-    "json_object": '{"title": "A note", "items": [1, 2.5, {"deep": [null, true, "text with \\"quotes\\""]}], "n": -3e10}',
+    "json_object": '{"title": "A note", "items": [1, 2.5, {"deep": [null, true, "a \\"quote\\""]}], "n": -3e10}',
     "regex": "2026-11-16T12:30:00 the text that follows the time may be anything",
 }
 

@@ -5,11 +5,21 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from support.structures import compiler, tokenizer, verdict
 
 from kvarn.errors import BadStructure
-from kvarn.structured import JSON_OBJECT, Compiler, Structure, choice_of, grammar_of, regex_of, schema_of
+from kvarn.structured import (
+    JSON_OBJECT,
+    Compiler,
+    Structure,
+    choice_of,
+    embedded_schema,
+    grammar_of,
+    regex_of,
+    schema_of,
+)
 from kvarn.structured.compiler import bounded
 
 POINT = schema_of(
@@ -82,6 +92,24 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_name(schema: Any, messag
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("own", ["", embedded_schema({"type": "array"})])
+def test_schemas_in_a_grammar_have_the_same_bound_of_white_space(own: str) -> None:
+    grammar = grammar_of('start: "x" ' + (own or '%json {"type": "array"}') + ' "y"')
+    assert verdict(grammar, "x[" + " " * 8 + "]y") == "complete"
+    assert verdict(grammar, "x[" + " " * 9 + "]y") == "x[" + " " * 8
+    assert verdict(grammar_of(r'start: "%json {}" "y"'), "%json {}y") == "complete"
+
+
+def test_a_model_without_an_end_token_follows_structures() -> None:
+    own = Compiler(tokenizer(), ())
+    (a,) = tokenizer().encode("a", bos=False)
+    state, scores = own.compile(regex_of("a{2}")).start(), np.zeros(tokenizer().vocab_size)
+    state.mask(scores, [a])
+    assert np.flatnonzero(np.isfinite(scores)).tolist() == [a]
+    assert not state.complete([a])
+    assert state.complete([a, a])
+
+
 def test_names_of_properties_are_not_keywords() -> None:
     schema = {"type": "object", "properties": {"nullable": {"const": 1}}, "required": ["nullable"]}
     assert verdict(schema_of(schema), '{"nullable":1}') == "complete"
@@ -99,6 +127,8 @@ def test_names_of_properties_are_not_keywords() -> None:
         grammar_of("start: " + "(" * 100_000),
         grammar_of('start: %json {"not": {}}'),
         grammar_of('start: %json {"x-guidance": {"lenient": true}}'),
+        grammar_of('start: "a" | %json {"type": "null"} | %json {"$defs": {"a": {"nullable": true}}}'),
+        grammar_of('start: /"/ %json {"nullable": true}'),
         grammar_of('start: %json {"$ref": '),
         grammar_of("root ::= foo"),
         grammar_of('root ::= ("a"'),

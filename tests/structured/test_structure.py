@@ -1,6 +1,7 @@
 """Structures: what their makers accept, and how they refuse."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,14 @@ def test_a_schema_is_a_dictionary_a_text_or_a_class_of_pydantic() -> None:
     schema = Person.model_json_schema()
     assert schema_of(Person) == schema_of(schema) == schema_of(json.dumps(schema, indent=3))
     assert json.loads(schema_of(Person).text) == schema
+
+
+def test_a_class_without_a_schema_is_refused() -> None:
+    class Odd(BaseModel):
+        call: Callable[[], int]
+
+    with pytest.raises(BadStructure, match="pydantic makes no JSON schema"):
+        schema_of(Odd)
 
 
 def test_the_order_of_properties_stays() -> None:

@@ -131,7 +131,7 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; repeatable")
     group.add_argument("--grammar", metavar="TEXT", help="a text of this grammar, in Lark's syntax or in GBNF")
     file = "a text of the grammar in this file"
-    group.add_argument("--grammar-file", dest="grammar", type=file_text, metavar="FILE", help=file)
+    group.add_argument("--grammar-file", type=file_text, metavar="FILE", help=file)
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
@@ -198,6 +198,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     if args.max_tokens < 1 and args.max_tokens != -1:
         raise KvarnError(f"-n is {args.max_tokens}; it must be at least 1, or -1 for no limit")
     given = {each.name: getattr(args, each.name, None) for each in fields(SamplingParams)}
+    if getattr(args, "grammar_file", None) is not None:
+        if given["grammar"] is not None:
+            raise UsageError("--grammar and --grammar-file were given: leave one out")
+        given["grammar"] = args.grammar_file
     given["max_tokens"] = UNBOUNDED if args.max_tokens == -1 else args.max_tokens
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _STACK = 64 << 20  # bytes; only the pages that are touched take memory
 _MOST_AT_ONCE = 4  # threads that compile, those that were given up included
+_MOST_MARKERS = 16  # a model has one or two
 _slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
 _starting = threading.Lock()  # the size of a stack is a setting of the process
 Result = TypeVar("Result")
@@ -30,16 +31,15 @@ Result = TypeVar("Result")
 class Compiled:
     """A structure that answers can follow. Immutable; any thread may start answers."""
 
-    def __init__(self, matcher: "LLMatcher", tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: "LLMatcher", marker: Callable[[str], Marker]) -> None:
         self._matcher = matcher
-        self._tokenizer = tokenizer
-        self._eos_ids = tuple(eos_ids)
+        self._marker = marker
 
     def start(self, after: str | None = None) -> "Guided | Following":
         """The state of one sample. With `after`, every token but the end token is allowed until the answer has this
         text; then at most 8 bytes of white space may come, and then the structure."""
         guided = Guided(self._matcher)
-        return guided if after is None else Following(guided, Marker.of(self._tokenizer, after, self._eos_ids))
+        return guided if after is None else Following(guided, self._marker(after))
 
 
 class Compiler:
@@ -51,9 +51,10 @@ class Compiler:
         self._seconds = seconds
         self._most = most
         self._lock = threading.Lock()  # guards the cache
-        self._building = threading.Lock()  # guards the vocabulary, which takes a second to build
+        self._building = threading.Lock()  # guards the vocabulary, which takes a second to build, and the markers
         self._vocabulary: LLTokenizer | None = None
         self._cache: OrderedDict[Structure, Compiled] = OrderedDict()
+        self._markers: dict[str, Marker] = {}
 
     def compile(self, structure: Structure) -> Compiled:
         """Raises BadStructure if the structure is wrong, too large, or cannot be enforced."""
@@ -63,12 +64,21 @@ class Compiler:
                 return found
         vocabulary = self._built()
         matcher = bounded(lambda: guidance.matcher_of(vocabulary, guidance.grammar_of(structure)), self._seconds)
-        compiled = Compiled(matcher, self._tokenizer, self._eos_ids)
+        compiled = Compiled(matcher, self.marker)
         with self._lock:
             self._cache[structure] = compiled
             while len(self._cache) > self._most:
                 self._cache.popitem(last=False)
         return compiled
+
+    def marker(self, text: str) -> Marker:
+        """A text after which structures begin. Finding its tokens takes as long as reading the vocabulary once."""
+        with self._building:
+            if text not in self._markers:
+                if len(self._markers) >= _MOST_MARKERS:
+                    self._markers.clear()
+                self._markers[text] = Marker.of(self._tokenizer, text, self._eos_ids)
+            return self._markers[text]
 
     def _built(self) -> "LLTokenizer":
         with self._building:

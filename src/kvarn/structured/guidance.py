@@ -59,7 +59,11 @@ def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
-        initial_lexer_fuel=300_000, max_grammar_size=100_000, precompute_large_lexemes=False, verbose_errors=False
+        initial_lexer_fuel=300_000,
+        max_grammar_size=20_000,
+        step_max_items=20_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
     )
     matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0, limits=limits)
     if matcher.is_error():
@@ -86,7 +90,7 @@ def grammar_of(structure: Structure) -> str:
     elif kind == "choice":
         text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
     else:
-        text = _checked(_from_gbnf(text) if kind == "gbnf" else text)
+        text = _with_options(_from_gbnf(text) if kind == "gbnf" else text)
     return f"{text}\n{_NO_FORCING}\n"
 
 
@@ -96,19 +100,24 @@ def embedded_schema(schema: Any, where: str = "the schema") -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
-def _checked(grammar: str) -> str:
+def _with_options(grammar: str) -> str:
+    """The grammar with kvarn's options in every schema after %json. All schemas are checked."""
     if len(_RULE.findall(grammar)) > _MOST_RULES:
         raise BadStructure(f"the grammar has too many rules: give at most {_MOST_RULES:,}")
-    for found in _EMBEDDED.finditer(grammar):
+    parts, at = [], 0
+    while found := _EMBEDDED.search(grammar, at):
+        before = grammar[at : found.start()]
         try:
-            schema, _ = json.JSONDecoder().raw_decode(grammar, found.end())
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
         except (ValueError, RecursionError):
             raise BadStructure("a schema after %json is not JSON, or is nested too deeply") from None
-        own = schema.pop("x-guidance", None)
-        check_schema(schema, "a schema after %json")
-        if own not in (None, _OPTIONS):
-            raise BadStructure('a schema after %json has "x-guidance", which kvarn sets itself: remove it')
-    return grammar
+        if schema.get("x-guidance") == _OPTIONS:
+            del schema["x-guidance"]
+        term = embedded_schema(schema, "a schema after %json")
+        quoted = before.rpartition("\n")[2].count('"') % 2  # in a text, %json is no term
+        parts += [before, grammar[found.start() : end] if quoted else term]
+        at = end
+    return "".join([*parts, grammar[at:]])
 
 
 def _from_gbnf(grammar: str) -> str:

@@ -7,7 +7,6 @@ preemption, forks and repeated steps need nothing from it. One thread at a time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,7 +78,6 @@ class Marker:
     overruns: list[NDArray[np.intp]]  # by bytes of the marker that the answer has: tokens with the rest, and more
 
     @staticmethod
-    @lru_cache(maxsize=16)
     def of(tokenizer: Tokenizer, text: str, eos_ids: tuple[int, ...]) -> "Marker":
         marker = text.encode()
         if not marker:

@@ -51,7 +51,10 @@ JSON_OBJECT = Structure("json_object")
 def schema_of(schema: Any, where: str = "json_schema") -> Structure:
     """From a dictionary, a boolean, JSON text, or a class of pydantic. `where` names it in errors."""
     if callable(getattr(schema, "model_json_schema", None)):
-        schema = schema.model_json_schema()
+        try:
+            schema = schema.model_json_schema()
+        except Exception as error:  # noqa: BLE001 (pydantic's and the class's own)
+            raise BadStructure(f"{where}: pydantic makes no JSON schema of this class: {error}") from None
     if isinstance(schema, str | bytes):
         schema = _parsed(schema, where)
     if isinstance(schema, bool):
