@@ -86,7 +86,8 @@ SAMPLES: list[tuple[str, str, Said]] = [
     ),
     (
         "hermes",
-        '<tool_call>{"name":"weather","arguments":{"city":"</tool_call> {\\"x\\": [1}] \\u00e5 \\\\ å 🎉","days":-1.5e3}}</tool_call>',
+        '<tool_call>{"name":"weather","arguments":{"city":"</tool_call> {\\"x\\": [1}] \\u00e5 \\\\ å 🎉",'
+        '"days":-1.5e3}}</tool_call>',
         [("weather", {"city": '</tool_call> {"x": [1}] å \\ å 🎉', "days": -1500.0})],
     ),
     (
@@ -155,7 +156,7 @@ SAMPLES: list[tuple[str, str, Said]] = [
     (
         "qwen3-coder",
         "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n",
-        [("bad", "'<parameter=' is missing"[:0] + "the text ends inside a call")],
+        [_CUT],
     ),
     (
         "qwen3-coder",
@@ -217,7 +218,8 @@ SAMPLES: list[tuple[str, str, Said]] = [
     ),
     (
         "llama4",
-        "[weather(city='it\\'s \\u00e5\\x41 \"x\"\\n', days=-2, wind=False, places=['a', \"b\",], more={'note': None, 'n': (1, 2.5)})]",
+        "[weather(city='it\\'s \\u00e5\\x41 \"x\"\\n', days=-2, "
+        "wind=False, places=['a', \"b\",], more={'note': None, 'n': (1, 2.5)})]",
         [
             (
                 "weather",
@@ -234,6 +236,11 @@ SAMPLES: list[tuple[str, str, Said]] = [
     ("llama4", "[a link](x) and weather(city=1)", [("say", "[a link](x) and weather(city=1)")]),
     ("llama4", "[weather(city='Oslo', time())]", [("bad", "an argument without a name")]),
     ("llama4", "[weather(city='Oslo'", [_CUT]),
+    ("llama4", "Hm. <|python_start|>[weather(city='Oslo')]<|python_end|> ok", [("say", "Hm."), _OSLO, ("say", "ok")]),
+    ("lfm2", "<|tool_call_start|> [time( )\n]\n<|tool_call_end|>", [("time", {})]),
+    ("lfm2", '<|tool_call_start|>[{"name": "time", "arguments": {}}]<|tool_call_end|>', [("time", {})]),
+    ("llama3", '<|python_tag|>{"name": "time"};{"name": "time"}', [("time", {}), ("time", {})]),
+    ("llama3", '<|python_tag|>{"name": "time"}; and text', [("time", {}), ("say", "and text")]),
     ("olmo3", '<function_calls>\nweather(city="Oslo")\ntime()\n</function_calls>', [_OSLO, ("time", {})]),
     (
         "harmony",

@@ -16,6 +16,8 @@ def written(d: Dialect, calls: Calls) -> str:
     each = [begin + body + d.call[1] for body in bodies]
     if d.one_per_section:
         return d.separator.join(d.section[0] + one + d.section[1] for one in each)
+    if d.bare and d.form == "pythonic":
+        return f"[{d.separator.join(each)}]"
     return d.section[0] + d.separator.join(each) + d.section[1]
 
 

@@ -21,13 +21,14 @@ class Answer:
         self._call = Call(0, self._tools, say, new_id)
         self._bodies = Bodies(dialect, source, self._new)
         self._section = tuple(marker.strip() for marker in dialect.section)
+        self._list = dialect.form == "pythonic" and self._section[0].endswith("[")
+        if self._list:  # read apart from the marker: there may be white space between them
+            self._section = self._section[0][:-1].rstrip(), self._section[1][1:].lstrip()
         self._marks = tuple(marker.strip() for marker in dialect.call)
         self._separator = dialect.separator.strip()
         self._reasoning = tuple(marker.strip() for marker in dialect.reasoning or ())
-        bare_section = dialect.bare and dialect.form == "pythonic"
-        section = "" if bare_section else self._section[0]
-        self._begins = longest_first(section, self._marks[0]) if tools else ()
-        self._bare = ("[" if bare_section else "[{") if dialect.bare and tools else ""
+        self._begins = longest_first(self._section[0], self._marks[0]) if tools else ()
+        self._bare = ("[" if self._list else "[{") if dialect.bare and tools else ""
         again = self._reasoning[:1] if self._reasoning and self._reasoning[0] in dict(dialect.control) else ()
         self._triggers = longest_first(*self._begins, *again)
         firsts = re.escape("".join({marker[0] for marker in self._triggers}) + self._bare)
@@ -101,7 +102,7 @@ class Answer:
                 if not (yield from self._recover(str(error), section)):
                     return
             else:
-                if not section:
+                if not section and not (self._bare and (yield from self._separated())):
                     return
             first = False
             source.keep()
@@ -112,6 +113,8 @@ class Answer:
         yield from source.spaces()
         if not first and self._separator and (yield from source.take(self._separator)):
             yield from source.spaces()
+        if self._list and (yield from source.take("[" if first else "]")):
+            yield from source.spaces()
         if not (yield from source.more()) or (end and (yield from source.take_end(end))):
             return False
         again = yield from source.begins(longest_first(self._section[0], begin))
@@ -119,6 +122,14 @@ class Answer:
             return False
         yield from source.expect(begin)
         return True
+
+    def _separated(self) -> Steps[bool]:
+        """Whether another call follows one without an end marker."""
+        yield from self._source.spaces()
+        if not (yield from self._source.take(self._separator)):
+            return False
+        yield from self._source.spaces()
+        return bool((yield from self._source.begins(("{",))))
 
     def _close(self, section: bool) -> Steps[None]:
         source = self._source
@@ -154,11 +165,11 @@ class Answer:
 
     def _unmarked(self, text: Text) -> Steps[bool]:
         """Calls without a marker, at the beginning of the answer. False: it is text."""
-        source, section = self._source, self._section[0]
+        source = self._source
         source.keep()
         try:
-            if section:
-                yield from source.expect(section)
+            if self._list:
+                yield from source.expect("[")
             while True:
                 self._call.named = False
                 yield from self._bodies.read()
@@ -169,8 +180,8 @@ class Answer:
                 if not (yield from source.more()):
                     break
                 source.keep()
-            if section and (yield from source.more()):
-                yield from source.expect(self._section[1])
+            if self._list and (yield from source.more()):
+                yield from source.expect("]")
             self._call.end()
         except Broken as error:
             if not self._call.named and self._call.next_index == 0:

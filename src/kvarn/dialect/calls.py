@@ -197,6 +197,9 @@ class Bodies:
         call.done = True
 
     def _pythonic(self) -> Steps[None]:
+        if (yield from self._source.begins(("{",))):  # some models write JSON all the same
+            yield from self._object()
+            return
         call = self._new()
         yield from self._called(call, "(")
         yield from python_arguments(self._source, call.argue)

@@ -49,7 +49,7 @@ class Dialect:
     separator: str = ""  # between the calls of a section, or between sections of one call
     one_per_section: bool = False
     array: bool = False  # json: the calls are the elements of one array between call[0] and call[1]
-    bare: bool = False  # a call at the beginning of the answer may have no marker before it
+    bare: bool = False  # calls at the beginning of the answer may have no marker before them; the grammar writes none
     name_end: str = ""
     name_key: str = "name"
     arguments_key: str = "arguments"

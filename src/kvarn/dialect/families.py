@@ -115,7 +115,7 @@ FAMILIES: Sequence[Family] = (
         fixed=True,
     ),
     Family(
-        Dialect("llama4", form="pythonic", section=("[", "]"), separator=", ", bare=True),
+        Dialect("llama4", form="pythonic", section=("<|python_start|>[", "]<|python_end|>"), separator=", ", bare=True),
         ("<|header_start|>", "tools"),
         fixed=True,
     ),

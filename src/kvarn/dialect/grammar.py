@@ -101,8 +101,8 @@ class _Writer:
     def _opening(self) -> str:
         """The markers before the first call."""
         d = self._dialect
-        if d.bare and d.form == "json":
-            return ""
+        if d.bare:
+            return "[" if d.form == "pythonic" else ""
         return d.section[0] + d.call[0] + ("[" if d.array else "")
 
     def _rest(self, body: str, several: bool) -> str:
@@ -119,8 +119,9 @@ class _Writer:
                 else ""
             )
             return f"{body} {text(d.call[1] + d.section[1])} {more}"
-        more = f"({again} {text(d.call[0])} {body} {text(d.call[1])})*" if several else ""
-        return f"{body} {text(d.call[1])} {more} {text(d.section[1])}"
+        begin, end = ("", "]" if d.form == "pythonic" else "") if d.bare else (d.call[0], d.section[1])
+        more = f"({again} {text(begin)} {body} {text(d.call[1])})*" if several else ""
+        return f"{body} {text(d.call[1])} {more} {text(end)}"
 
 
 class _Harmony(_Writer):
