@@ -10,6 +10,7 @@ from kvarn.errors import KvarnError
 from kvarn.structured import choice_of, grammar_of, regex_of, schema_of
 
 OBJECT = schema_of({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+CLOSED = {"additionalProperties": False}
 END = "</think>"
 
 
@@ -53,22 +54,61 @@ def test_white_space_after_the_marker_belongs_to_a_structure_that_takes_it() -> 
     assert verdict(regex_of("x"), "a</think>\nx", after=END) == "complete"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a":true}', "complete"),
+        ('\n{"a":true}', "complete"),
+        ('<think>So {</think>\n{"a":true}', "complete"),
+        ('\n<think>So</think>{"a":true}', "complete"),
+        ("<think></think>", "open"),
+        ("<thin", "open"),
+        ("So", ""),
+        ("<thing", "<thin"),
+        ("<think>So <|im_end|>", "<think>So "),
+        ('{"a":true', "open"),
+        ('<think>So</think>{"b"', '<think>So</think>{"'),
+        ("{<think>", "{"),
+    ],
+)
+def test_an_answer_may_begin_with_reasoning_or_with_the_structure(text: str, expected: str) -> None:
+    required = schema_of({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]} | CLOSED)
+    assert verdict(required, text, after=END, begin="<think>") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<tool>x", "complete"),
+        ("<think>a</think><tool>x", "complete"),
+        ("<t", "open"),
+        ("<to", "open"),
+        ("<think>a</think><think>", "<think>a</think><"),
+        ("<tx", "<t"),
+        ("<tool>y", "<tool>"),
+    ],
+)
+def test_a_structure_and_reasoning_may_begin_with_the_same_text(text: str, expected: str) -> None:
+    assert verdict(grammar_of('start: "<tool>" "x"'), text, after=END, begin="<think>") == expected
+
+
 def test_an_empty_marker_is_refused() -> None:
-    with pytest.raises(KvarnError, match="empty"):
-        compiler().compile(OBJECT).start("")
+    for texts in (("", None), (END, "")):
+        with pytest.raises(KvarnError, match="empty"):
+            compiler().compile(OBJECT).start(*texts)
 
 
-@pytest.mark.parametrize("after", [None, END])
-def test_the_state_is_a_function_of_the_tokens(after: str | None) -> None:
+@pytest.mark.parametrize(("after", "begin"), [(None, None), (END, None), (END, "<think>")])
+def test_the_state_is_a_function_of_the_tokens(after: str | None, begin: str | None) -> None:
     """Any order of questions gives the masks that a new state gives."""
     compiled, rng = compiler().compile(OBJECT), random.Random(1)
     text = '{"a": true, "bcd": [1, 2]}'
-    tokens = tokenizer().encode(text if after is None else f"So {END}\n{text}", bos=False)
-    kept = compiled.start(after)
+    tokens = tokenizer().encode(text if after is None else f"{begin or ''}So {END}\n{text}", bos=False)
+    kept = compiled.start(after, begin)
     for _ in range(60):
         output = tokens[: rng.randrange(len(tokens) + 1)]
         asked, expected = np.zeros((2, tokenizer().vocab_size))
-        fresh = compiled.start(after)
+        fresh = compiled.start(after, begin)
         assert kept.complete(output) == fresh.complete(output) == (len(output) == len(tokens))
         kept.mask(asked, output)
         fresh.mask(expected, output)

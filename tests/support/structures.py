@@ -24,9 +24,9 @@ def compiler() -> Compiler:
     return Compiler(tokenizer(), tokenizer().eos_ids)
 
 
-def verdict(structure: Structure, text: str, after: str | None = None) -> str:
+def verdict(structure: Structure, text: str, after: str | None = None, begin: str | None = None) -> str:
     """`complete`, `accepting` (it may end or go on), `open`, or the text before the first forbidden token."""
-    state = compiler().compile(structure).start(after)
+    state = compiler().compile(structure).start(after, begin)
     output: list[int] = []
     for token in tokenizer().encode(text, bos=False, special=True):
         scores = np.zeros(tokenizer().vocab_size)

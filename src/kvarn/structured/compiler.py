@@ -2,7 +2,7 @@
 
 Contract: any thread may compile. Equal structures share one Compiled (a bounded LRU). llguidance runs on a
 thread with a large stack, because it recurses, and is given up after `seconds`: a hostile structure is
-refused, and the process lives. Non-goals: the grammar (guidance.py), the state of a sample (state.py).
+refused, and the process lives. Non-goals: the grammar (guidance.py), the state of a sample (state.py, marker.py).
 """
 
 import threading
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvarn.errors import BadStructure
 from kvarn.structured import guidance
-from kvarn.structured.state import Following, Guided, Marker
+from kvarn.structured.marker import Following, Marker
+from kvarn.structured.state import Guided
 from kvarn.structured.structure import Structure
 from kvarn.text.tokenizer import Tokenizer
 
@@ -31,15 +32,16 @@ Result = TypeVar("Result")
 class Compiled:
     """A structure that answers can follow. Immutable; any thread may start answers."""
 
-    def __init__(self, matcher: "LLMatcher", marker: Callable[[str], Marker]) -> None:
+    def __init__(self, matcher: "LLMatcher", marker: Callable[[str, str | None], Marker]) -> None:
         self._matcher = matcher
         self._marker = marker
 
-    def start(self, after: str | None = None) -> "Guided | Following":
+    def start(self, after: str | None = None, begin: str | None = None) -> "Guided | Following":
         """The state of one sample. With `after`, every token but the end token is allowed until the answer has this
-        text; then at most 8 bytes of white space may come, and then the structure."""
+        text; then at most 8 bytes of white space may come, and then the structure. With `begin`, only an answer that
+        begins with this text is free until `after`; any other answer is the structure from its start."""
         guided = Guided(self._matcher)
-        return guided if after is None else Following(guided, self._marker(after))
+        return guided if after is None else Following(guided, self._marker(after, begin))
 
 
 class Compiler:
@@ -54,7 +56,7 @@ class Compiler:
         self._building = threading.Lock()  # guards the vocabulary, which takes a second to build, and the markers
         self._vocabulary: LLTokenizer | None = None
         self._cache: OrderedDict[Structure, Compiled] = OrderedDict()
-        self._markers: dict[str, Marker] = {}
+        self._markers: dict[tuple[str, str | None], Marker] = {}
 
     def compile(self, structure: Structure) -> Compiled:
         """Raises BadStructure if the structure is wrong, too large, or cannot be enforced."""
@@ -71,14 +73,15 @@ class Compiler:
                 self._cache.popitem(last=False)
         return compiled
 
-    def marker(self, text: str) -> Marker:
+    def marker(self, text: str, begin: str | None = None) -> Marker:
         """A text after which structures begin. Finding its tokens takes as long as reading the vocabulary once."""
+        key = text, begin
         with self._building:
-            if text not in self._markers:
+            if key not in self._markers:
                 if len(self._markers) >= _MOST_MARKERS:
                     self._markers.clear()
-                self._markers[text] = Marker.of(self._tokenizer, text, self._eos_ids)
-            return self._markers[text]
+                self._markers[key] = Marker.of(self._tokenizer, text, self._eos_ids, begin)
+            return self._markers[key]
 
     def _built(self) -> "LLTokenizer":
         with self._building:
