@@ -60,6 +60,10 @@ def test_no_beginning_of_an_answer_makes_half_a_call(name: str, text: str) -> No
     for end in range(len(text)):
         deltas = parsed(DIALECTS[name], [text[:end]])
         said(deltas)  # parses the arguments of complete calls
+        for broken in [delta.index for delta in deltas if isinstance(delta, CallEnd) and not delta.complete]:
+            text = "".join(d.text for d in deltas if isinstance(d, CallArguments) and d.index == broken)
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(text)
         begun = [delta.index for delta in deltas if isinstance(delta, CallBegin)]
         ended = [delta.index for delta in deltas if isinstance(delta, CallEnd)]
         broken = [delta.index for delta in deltas if isinstance(delta, CallEnd) and not delta.complete]
@@ -96,8 +100,8 @@ def test_arguments_come_while_they_are_written() -> None:
         *[CallArguments(0, text) for text in ("{", '"', "city", '"', ":", " ", '"', "Os")],
     ]
     assert joined(parser.push("lo\\")) == [CallArguments(0, "lo")]
-    assert joined(parser.push('n"}}')) == [CallArguments(0, '\\n"}')]
-    assert parser.push("</tool_call>") == [CallEnd(0)]
+    assert joined(parser.push('n"}}')) == [CallArguments(0, '\\n"')]
+    assert parser.push("</tool_call>") == [CallArguments(0, "}"), CallEnd(0)]
     assert parser.finish() == []
 
 
@@ -106,6 +110,12 @@ def test_a_text_argument_in_tags_comes_while_it_is_written() -> None:
     parser.push("<tool_call>\n<function=weather>\n<parameter=city>\n")
     assert joined(parser.push("one\n")) == [CallArguments(0, "one")]
     assert joined(parser.push("two</par")) == [CallArguments(0, "\\ntwo")]
+
+
+def test_a_call_with_text_after_its_arguments_is_not_complete() -> None:
+    deltas = parsed(GENERIC, ['<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}}</tool_call>'])
+    assert deltas[1] == CallArguments(0, '{"city": "Oslo"')
+    assert deltas[3] == CallEnd(0, complete=False)
 
 
 def test_a_malformed_call_has_all_its_text() -> None:

@@ -107,7 +107,7 @@ class Chats:
         if rule is None:
             return None
         compiled = self._compiler.compile(rule.structure)
-        return lambda sample: compiled.start(rule.after)
+        return lambda sample: compiled.start(rule.after, rule.begin)
 
 
 def _reader(dialect: Dialect, use: ToolUse, opened: bool, hidden: tuple[str, ...]) -> Reader:

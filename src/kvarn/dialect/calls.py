@@ -45,11 +45,14 @@ class Call:
         return tool
 
     def argue(self, text: str) -> None:
+        """A } waits for what follows: arguments are never complete before the call is."""
+        self._waiting.append(text)
         if self.tool is None:
-            self._waiting.append(text)
             return
         self.begin()
-        if text:
+        text = "".join(self._waiting)
+        self._waiting = ["}"] if text.endswith("}") else []
+        if text := text.removesuffix("}"):
             self._say(CallArguments(self.index, text))
 
     def begin(self) -> None:
@@ -57,8 +60,6 @@ class Call:
         if not self.begun:
             self.begun = True
             self._say(CallBegin(self.index, self.id or self._new_id(), self.tool.name))
-            if self._waiting:
-                self._say(CallArguments(self.index, "".join(self._waiting)))
 
     @property
     def next_index(self) -> int:
@@ -68,6 +69,7 @@ class Call:
         """After what must follow the call has been read."""
         if self.done and not self._ended:
             self._ended = True
+            self._say(CallArguments(self.index, "".join(self._waiting)))
             self._say(CallEnd(self.index))
 
     def broke(self, text: str, error: str) -> None:
@@ -116,9 +118,7 @@ class Bodies:
         argued = yield from self._envelope(call)
         if call.tool is None:
             raise Broken("the call has no name")
-        if not argued:
-            call.argue("{}")
-        call.begin()
+        call.argue("" if argued else "{}")
         call.done = True
 
     def _envelope(self, call: Call, inner: bool = False) -> Steps[bool]:
