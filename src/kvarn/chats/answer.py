@@ -59,23 +59,29 @@ class Reader:
     parts: Parts = field(default_factory=Plain)
     reasoning_end: str = ""
     hidden: tuple[str, ...] = ()
-    content: str = ""
-    reasoning: str = ""
     error: str | None = None
-    _calls: dict[int, ToolCall] = field(default_factory=dict)
-    _text: str = ""  # up to the end of the reasoning
-    _reasoned: int | None = None  # how long it is
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: dict[int, tuple[CallBegin, list[str]]] = field(default_factory=dict)  # with the parts of their arguments
+    _tail: str = ""  # of the text so far: what may begin the end marker
+    _before: int = 0  # how long the text before it is
+    _reasoned: int | None = None  # how long the text was when the reasoning ended
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     @property
     def calls(self) -> list[ToolCall]:
-        return list(self._calls.values())
+        return [ToolCall(call.id, call.name, "".join(parts)) for call, parts in self._calls.values()]
 
     def push(self, text: str) -> list[Delta]:
         if self.reasoning_end and self._reasoned is None:
-            begin = max(len(self._text) - len(self.reasoning_end), 0)
-            self._text += text
-            if (at := self._text.find(self.reasoning_end, begin)) >= 0:
-                self._reasoned = at + len(self.reasoning_end)
+            self._look_for_end(text)
         return self._take(self.parts.push(text))
 
     def finish(self) -> list[Delta]:
@@ -87,25 +93,31 @@ class Reader:
 
     def n_reasoning(self, ends: Sequence[int]) -> int:
         """How many tokens the reasoning has. `ends`: how long the text was after each token."""
-        if not self.reasoning:
+        if not self._reasoning:
             return 0
         return len(ends) if self._reasoned is None else bisect_right(ends, self._reasoned)
+
+    def _look_for_end(self, text: str) -> None:
+        seen, n = self._tail + text, len(self.reasoning_end)
+        if (at := seen.find(self.reasoning_end)) >= 0:
+            self._reasoned = self._before + at + n
+        self._tail = seen[max(len(seen) - n + 1, 0) :]
+        self._before += len(seen) - len(self._tail)
 
     def _take(self, given: list[Delta]) -> list[Delta]:
         deltas = [self._without_control(delta) for delta in joined(given)]
         for delta in deltas:
             match delta:
                 case Content(text):
-                    self.content += text
+                    self._content.append(text)
                 case Reasoning(text):
-                    self.reasoning += text
-                case CallBegin(index, id, name):
-                    self._calls[index] = ToolCall(id, name, "")
+                    self._reasoning.append(text)
+                case CallBegin(index):
+                    self._calls[index] = delta, []
                 case CallArguments(index, text):
-                    call = self._calls[index]
-                    self._calls[index] = ToolCall(call.id, call.name, call.arguments + text)
+                    self._calls[index][1].append(text)
                 case Malformed(text, error):
-                    self.content += text
+                    self._content.append(text)
                     self.error = self.error or error
                 case CallEnd(index, complete):
                     if not complete:
