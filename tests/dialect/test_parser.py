@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dialect_samples import DIALECTS, SAMPLES, TOOLS, said
 
@@ -72,6 +72,7 @@ def test_no_beginning_of_an_answer_makes_half_a_call(name: str, text: str) -> No
 
 
 @pytest.mark.parametrize("name", DIALECTS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_random_markers_never_fail(name: str, data: st.DataObject) -> None:
     dialect = DIALECTS[name]
@@ -103,6 +104,21 @@ def test_arguments_come_while_they_are_written() -> None:
     assert joined(parser.push('n"}}')) == [CallArguments(0, '\\n"')]
     assert parser.push("</tool_call>") == [CallArguments(0, "}"), CallEnd(0)]
     assert parser.finish() == []
+
+
+def test_an_answer_in_json_is_not_held_back() -> None:
+    for name in ("hermes", "llama3"):
+        parser = Parser(DIALECTS[name], TOOLS)
+        assert parser.push('{"answ') == []
+        assert joined(parser.push('er": "a')) == [Content('{"answer": "a')]
+        assert joined(parser.push("b")) == [Content("b")]
+
+
+def test_a_strict_tool_is_called_with_a_marker_only() -> None:
+    tools = [replace(tool, strict=True) for tool in TOOLS]
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    assert parsed(GENERIC, [call], tools=tools) == [Content(call)]
+    assert said(parsed(DIALECTS["llama3"], [call], tools=tools)) == [("weather", {"city": "Oslo"})]
 
 
 def test_a_text_argument_in_tags_comes_while_it_is_written() -> None:

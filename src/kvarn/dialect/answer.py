@@ -28,10 +28,12 @@ class Answer:
         self._separator = dialect.separator.strip()
         self._reasoning = tuple(marker.strip() for marker in dialect.reasoning or ())
         self._begins = longest_first(self._section[0], self._marks[0]) if tools else ()
-        self._bare = ("[" if self._list else "[{") if dialect.bare and tools else ""
+        self._bare = dialect.bare
+        openers = "[" if self._list else "[{" if dialect.bare else "{`" if dialect.form == "json" else ""
+        self._openers = openers if tools else ""  # what calls without a marker begin with
         again = self._reasoning[:1] if self._reasoning and self._reasoning[0] in dict(dialect.control) else ()
         self._triggers = longest_first(*self._begins, *again)
-        firsts = re.escape("".join({marker[0] for marker in self._triggers}) + self._bare)
+        firsts = re.escape("".join({marker[0] for marker in self._triggers}) + self._openers)
         self._plain = re.compile(rf"[^{firsts}]+" if firsts else r"(?s:.+)")
 
     def _new(self) -> Call:
@@ -48,15 +50,15 @@ class Answer:
             yield from self._think()
         else:
             text.add(before)
-        bare = self._bare
+        openers = self._openers
         while (yield from source.more()):
             if run := source.run(self._plain):
                 text.add(run)
-                bare = "" if run.strip() else bare
-            elif source.text[source.at] in bare:
+                openers = "" if run.strip() else openers
+            elif source.text[source.at] in openers:
                 if (yield from self._unmarked(text)):
                     text = Text(Content, self._say, after=True)
-                bare = ""
+                openers = ""
             elif marker := (yield from source.begins(self._triggers)):
                 text = Text(Content, self._say, after=True)
                 if marker in self._begins:
@@ -67,7 +69,7 @@ class Answer:
             else:
                 text.add(source.text[source.at])
                 source.at += 1
-                bare = ""
+                openers = ""
         text.end()
 
     def _think(self) -> Steps[None]:
@@ -164,28 +166,47 @@ class Answer:
         return section and stop != "" and stop in self._marks
 
     def _unmarked(self, text: Text) -> Steps[bool]:
-        """Calls without a marker, at the beginning of the answer. False: it is text."""
+        """Calls without a marker, at the beginning of the answer. False: it is text.
+
+        If the dialect has markers, the model forgot them, or wrote a code block instead. Then only what names a tool
+        counts.
+        """
         source = self._source
         source.keep()
+        self._call.named = False
+        self._bodies.unmarked = True
         try:
-            if self._list:
-                yield from source.expect("[")
-            while True:
-                self._call.named = False
-                yield from self._bodies.read()
+            fence = not self._bare and (yield from source.take("```"))
+            if fence and (yield from source.take("json")):
                 yield from source.spaces()
-                if not (yield from source.take(";")) and not (yield from source.take(",")):
-                    break
+            yield from self._unmarked_calls()
+            if fence:
                 yield from source.spaces()
-                if not (yield from source.more()):
-                    break
-                source.keep()
-            if self._list and (yield from source.more()):
-                yield from source.expect("]")
-            self._call.end()
+                yield from source.take("```")
         except Broken as error:
-            if not self._call.named and self._call.next_index == 0:
+            if self._call.next_index == 0 and not (self._bare and self._call.named):
                 text.add(source.kept)
                 return False
             yield from self._recover(str(error), False)
+        finally:
+            self._bodies.unmarked = False
         return True
+
+    def _unmarked_calls(self) -> Steps[None]:
+        source = self._source
+        if self._list:
+            yield from source.expect("[")
+        while True:
+            yield from self._bodies.read()
+            yield from source.spaces()
+            separator = yield from source.begins((";", ","))
+            if separator:
+                source.keep()
+                source.at += 1
+                yield from source.spaces()
+            again = (yield from source.more()) if self._list else bool((yield from source.begins(("{",))))
+            if not (separator and again):
+                break
+        if self._list and (yield from source.more()):
+            yield from source.expect("]")
+        self._call.end()

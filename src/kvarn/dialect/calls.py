@@ -13,6 +13,7 @@ from kvarn.dialect.tagged import Tagged
 
 _NAME = re.compile(r"[^\s<>\[\]{}()\"'`,=;]+")
 _KEYS = ("arguments", "parameters")  # models mix them up
+_FIRST = ("name", "id", "type", "function")  # other keys that a call may begin with
 MOST_KEYS = 64  # of the object around a call
 ENVELOPE = ("function",)  # {"type": "function", "function": {"name": ...}}
 
@@ -90,6 +91,7 @@ class Bodies:
         self._name_end = dialect.name_end.strip()
         self._arguments_keys = {dialect.arguments_key, *_KEYS}
         self._tagged = Tagged(dialect, source)
+        self.unmarked = False  # no marker came before: an object is a call only if its first key is one of a call's
         readers = {"json": self._json, "named": self._named, "tagged": self._in_tags}
         self.read: Callable[[], Steps[None]] = (readers | {"pythonic": self._pythonic, "gemma": self._gemma})[
             dialect.form
@@ -126,15 +128,19 @@ class Bodies:
         source, argued = self._source, False
         yield from source.expect("{")
         yield from source.spaces()
-        for _ in range(MOST_KEYS):
+        for number in range(MOST_KEYS):
             if (yield from source.take("}")):
                 return argued
             key = yield from string_value(source)
+            if self.unmarked and not number and key not in {*self._arguments_keys, *_FIRST, self._dialect.name_key}:
+                raise Broken("the object is not a call")
             yield from source.spaces()
             yield from source.expect(":")
             yield from source.spaces()
             if key == self._dialect.name_key or (key == "name" and call.tool is None):
-                call.name((yield from string_value(source)))
+                tool = call.name((yield from string_value(source)))
+                if tool.strict and self.unmarked and not self._dialect.bare:
+                    raise Broken("no grammar held for this call")  # a grammar begins with the marker
             elif key in self._arguments_keys:
                 if argued:
                     raise Broken("the call has arguments twice")

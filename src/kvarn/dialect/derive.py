@@ -27,7 +27,7 @@ TOOLS = [
 ]
 _SAID, _THOUGHT, _ASKED = "kvarn_said", "kvarn_thought", "kvarn_asked"
 MOST_FAILURES = 3
-MOST_TEXT = 100_000  # characters of a turn
+MOST_TEXT = 30_000  # characters of a conversation; published templates write a tenth of it
 _THINKING = re.compile("think|thought|reason", re.IGNORECASE)
 _MARKER = re.compile(r"<[^<>\s]{2,60}>|\[/?[A-Z_]{2,30}\]")
 
