@@ -29,7 +29,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "structured.structure", "words", "numpy"},
     # llguidance is imported in one module, when the first structure is compiled.
     "structured": {"arrays", "errors", "text", "numpy", "llguidance"},
-    "jobs": {"engine", "structured", "text", "errors", "words"},
+    # Tools, reasoning and structures of a conversation, on top of dialects and structures.
+    "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
+    "jobs": {"chats", "engine", "structured", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

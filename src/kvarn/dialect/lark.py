@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # A model must not write white space without end where JSON allows any amount.
-GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"}
+GUIDANCE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}", "lenient": False, "coerce_one_of": False}
 
 
 class Lark:

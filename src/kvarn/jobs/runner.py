@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
+from kvarn.chats.answer import Reader
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.engine import Engine, Event
 from kvarn.engine.params import SamplingParams
@@ -71,21 +72,24 @@ class Runner:
         listener: Listener = SILENT,
         text: str | None = None,
         constrain: Callable[[int], Constraint] | None = None,
+        shown: frozenset[int] = frozenset(),
+        reader: Callable[[], Reader] | None = None,
     ) -> Job:
         """Queue a prompt, whose text is `text` if it has one. It is computed when a thread calls `wait`, `advance` or
         `step`. `constrain(k)` makes the constraint of sample k; without it, answers follow the structure of `params`,
-        which is compiled here, on the caller's thread."""
+        which is compiled here, on the caller's thread. `shown`: control tokens that are part of the answers' text.
+        `reader` makes the reader of an answer's parts."""
         if constrain is None and (structure := params.structure) is not None:
             compiled = self.compiler.compile(structure)
             constrain = lambda k: compiled.start()  # noqa: E731
         stop = params.stop if constrain is None else ()  # a structure says where it ends
-        texts = [TextStream(self._tokenizer, prompt, stop) for _ in range(params.n)]
+        texts = [TextStream(self._tokenizer, prompt, stop, shown) for _ in range(params.n)]
         constrain = constrain or (lambda k: FREE)
 
         added: list[Job] = []
 
         def own(request: Request) -> None:
-            added.append(Job(request, texts, listener, text))
+            added.append(Job(request, texts, listener, text, reader))
             self._jobs[request.id] = added[0]
 
         try:
