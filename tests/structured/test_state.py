@@ -1,13 +1,14 @@
 """The state of a sample: a function of its tokens, and a structure that begins after a marker."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
 from support.structures import compiler, tokenizer, verdict
 
 from kvarn.errors import KvarnError
-from kvarn.structured import choice_of, grammar_of, regex_of, schema_of
+from kvarn.structured import choice_of, grammar_of, regex_of, schema_of, state
 
 OBJECT = schema_of({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
 CLOSED = {"additionalProperties": False}
@@ -108,17 +109,42 @@ def test_the_state_is_a_function_of_the_tokens(after: str | None, begin: str | N
     for _ in range(60):
         output = tokens[: rng.randrange(len(tokens) + 1)]
         asked, expected = np.zeros((2, tokenizer().vocab_size))
-        fresh = compiled.start(after, begin)
-        assert kept.complete(output) == fresh.complete(output) == (len(output) == len(tokens))
-        kept.mask(asked, output)
-        fresh.mask(expected, output)
+        done = compiled.start(after, begin).complete(output)
+        assert kept.complete(output) == done == (len(output) == len(tokens))
+        kept.mask(asked, output)  # of another thread
+        compiled.start(after, begin).mask(expected, output)
         assert (asked == expected).all()
 
 
+def test_the_next_mask_is_computed_beside_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, once, between two questions. A forked process, which has no such thread, makes its own."""
+    threads, compute = [], state._threads.bitmask
+
+    def noted(matcher):
+        coming = compute(matcher)
+        coming.add_done_callback(lambda _: threads.append(threading.current_thread().name))
+        coming.result()
+        return coming
+
+    monkeypatch.setattr(state._threads, "bitmask", noted)
+    tokens = tokenizer().encode('{"a": true', bos=False)
+    following, scores = compiler().compile(OBJECT).start(), np.zeros(tokenizer().vocab_size)
+    for n in range(1, len(tokens) + 1):
+        if n == 2:
+            state._threads.forget()
+        assert not following.complete(tokens[:n])
+        following.mask(scores, tokens[:n])
+    assert len(threads) == len(tokens)
+
+
 def test_a_token_that_was_forbidden_fails_the_request() -> None:
-    state = compiler().compile(choice_of(["a", "b"])).start()
-    with pytest.raises(KvarnError, match="cannot be followed further"):
-        state.mask(np.zeros(tokenizer().vocab_size), tokenizer().encode("c", bos=False))
+    """Every time that it is asked."""
+    sample = compiler().compile(choice_of(["a", "b"])).start()
+    for _ in range(2):
+        with pytest.raises(KvarnError, match="cannot be followed further"):
+            sample.mask(np.zeros(tokenizer().vocab_size), tokenizer().encode("c", bos=False))
+        with pytest.raises(KvarnError, match="cannot be followed further"):
+            sample.complete(tokenizer().encode("c", bos=False))
 
 
 def test_a_model_has_fewer_or_more_rows_than_the_tokenizer_has_tokens() -> None:

@@ -61,7 +61,8 @@ class Chats:
         with self._finding:
             if self._dialect is None:
                 control = {self._tokenizer.token_bytes(id).decode(): id for id in self._tokenizer.control_ids}
-                self._dialect = find(self._render, source=self._source, control=control)
+                eos = [self._tokenizer.token_bytes(id).decode() for id in self._tokenizer.eos_ids]
+                self._dialect = find(self._render, source=self._source, control=control, eos=eos)
             return self._dialect
 
     def prompt(
