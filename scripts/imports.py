@@ -22,11 +22,16 @@ ALLOWED: dict[str, set[str]] = {
     "settings": {"errors", "numpy"},
     "models": {"graph", "cache.spec", "settings", "errors", "numpy"},
     "text": {"settings", "errors", "words", "native", "numpy", "jinja2", "tokenizers"},
+    "dialect": {"text.chat", "errors"},  # text in, text out: no engine, no server
     "loading": {"arrays", "errors", "words", "settings", "models", "graph"}
     | {"numpy", "gguf", "safetensors", "huggingface_hub"},
     # The engine works on token ids: no text, no HTTP, no metrics, and only the interface of backends.
-    "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "words", "numpy"},
-    "jobs": {"engine", "text", "errors", "words"},
+    "engine": {"arithmetic", "arrays", "backends.base", "cache", "errors", "structured.structure", "words", "numpy"},
+    # llguidance is imported in one module, when the first structure is compiled.
+    "structured": {"arrays", "errors", "text", "numpy", "llguidance"},
+    # Tools, reasoning and structures of a conversation, on top of dialects and structures.
+    "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
+    "jobs": {"chats", "engine", "structured", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

@@ -7,8 +7,8 @@ import pytest
 from support.serving import tiny_model
 
 from kvarn import LLM, SamplingParams
-from kvarn.engine import engine
-from kvarn.engine.engine import Engine
+from kvarn.engine import drawing
+from kvarn.engine.drawing import Drawing
 from kvarn.engine.explain import explain, in_words
 from kvarn.engine.sampling import log_softmax
 from kvarn.engine.scheduler import MOST_ROWS, MOST_ROWS_WHILE_DECODING, Scheduler, Work
@@ -95,7 +95,7 @@ def test_damaged_weights_fail_the_request_that_asks_for_rows(llm: LLM, monkeypat
     def report(*args: Any) -> int:
         raise BadLogits("the model's largest logit is nan")
 
-    monkeypatch.setattr(engine, "likeliest_token", report)
+    monkeypatch.setattr(drawing, "likeliest_token", report)
     other = llm.start("ab", SamplingParams(max_tokens=4, ignore_eos=True))
     with pytest.raises(BadLogits):
         llm.generate(LONG, prompt_logprobs=0)
@@ -123,13 +123,13 @@ def test_an_error_in_a_step_with_prompt_rows_leaves_each_row_once(llm: LLM, monk
     want = llm.generate(LONG, max_tokens=2, prompt_logprobs=0)[0].prompt_logprobs
     steps = iter(range(1000))
 
-    def take(self: Engine, *args: Any) -> Any:
+    def take(self: Drawing, *args: Any) -> Any:
         if next(steps) in (0, 3):
             raise ArithmeticError("once")
         return original(self, *args)
 
-    original = Engine._draw
-    monkeypatch.setattr(Engine, "_draw", take)
+    original = Drawing.tokens
+    monkeypatch.setattr(Drawing, "tokens", take)
     others = [llm.start(prompt, DRAWN) for prompt in PROMPTS]  # so that no single request is blamed
     assert llm.generate(LONG, max_tokens=2, prompt_logprobs=0)[0].prompt_logprobs == want
     for job in others:

@@ -7,11 +7,14 @@ from gpu.support import oracle
 from gpu.support.blocks import blocks
 from gpu.support.launching import FORMS, ROUNDOFF, Board, as_stored, decoded
 from gpu.support.oracle import relative
+from gpu.support.sampling import HISTORY, KINDS, SETTINGS, Tried, logits_of, params
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.planes import PACKED
 from kvarn.backends.cuda.weights import Matrix
+from kvarn.engine.drafting import make_drafter
+from kvarn.engine.sampling import make_sampler
 from proof.report import Report
 from proof.site import Site
 
@@ -21,7 +24,7 @@ SUM = {"f32": 1e-6, "f16": 5e-6, "bf16": 5e-6}  # of a product, relative to the 
 
 
 def run(site: Site, report: Report) -> None:
-    for section in (_rows, _gates, _angles, _tables):
+    for section in (_rows, _gates, _angles, _tables, _sampling):
         section(site, report)
     full = [(4096, 4096), (14336, 4096), (4096, 14336), (1536, 576), (100, 72)]
     shapes = site.pick(full, [(512, 1024), (100, 72)], [(130, 72)], [(40, 72)])
@@ -113,6 +116,23 @@ def _tables(site: Site, report: Report) -> None:
         expected = np.zeros(3 * n, np.int32)
         expected[index] = value
         check.case(bool((board.get(table, (3 * n,), "i32") == expected).all()), "edits of a table")
+
+
+def _sampling(site: Site, report: Report) -> None:
+    """Every setting on rows of every kind: the host's tokens, together and alone."""
+    n, n_seeds = site.pick((128_256, 5), (5000, 2), (300, 1))
+    rows = [logits_of(kind, n, 1) for kind in KINDS]
+    tried = Tried(site.driver, rows, len(rows))
+    with report.check("sampling") as check:
+        for settings in SETTINGS:
+            given = params(**settings)
+            for seed in range(n_seeds):
+                draws = [make_drafter(given, seed)(row, HISTORY, 0) for row in range(len(rows))]
+                found = tried(draws)
+                for kind, logits, draw, token in zip(KINDS, rows, draws, found, strict=True):
+                    expected = make_sampler(given, seed, n)(logits, HISTORY, 0).token
+                    check.case(token == expected, f"{kind}, {settings}, seed {seed}: {token}, not {expected}")
+                    check.case(tried([draw]) == [token], f"{kind}, {settings}, seed {seed}: another token alone")
 
 
 def _products(

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from kvarn.async_llm import AsyncLLM
     from kvarn.engine.params import SamplingParams
     from kvarn.errors import KvarnError
-    from kvarn.llm import LLM, Completion, Output
+    from kvarn.llm import LLM, Completion, Output, ToolCall
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "Completion", "KvarnError", "Output", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "KvarnError", "Output", "SamplingParams", "ToolCall", "__version__"]
 
 _HOMES = {
     "LLM": "kvarn.llm",
@@ -22,6 +22,7 @@ _HOMES = {
     "Completion": "kvarn.llm",
     "Output": "kvarn.llm",
     "SamplingParams": "kvarn.engine.params",
+    "ToolCall": "kvarn.llm",
     "KvarnError": "kvarn.errors",
 }
 

@@ -13,18 +13,19 @@ loops and threads may share one AsyncLLM.
 
 import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+from kvarn.chats.tools import tool_use
 from kvarn.engine.params import SamplingParams, with_settings
 from kvarn.errors import KvarnError
 from kvarn.jobs.async_pieces import AsyncBatchStream, AsyncStream, Pairs, Waiter
 from kvarn.jobs.background import Background
 from kvarn.jobs.batch import Messages, OneOrEach, is_one_conversation, paired, prompts_of
 from kvarn.jobs.job import Job, Output
-from kvarn.llm import LLM, one_answer
+from kvarn.llm import LLM, Tools, one_answer
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.text.tokenizer import Prompt
 
@@ -52,7 +53,8 @@ class AsyncLLM:
         self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
     ) -> list[Output]:
         """Continue each prompt (text, or token ids). If one fails, its error is raised and the others are cancelled."""
-        return await self._generate(paired(prompts_of(prompts), params, settings))
+        pairs = paired(prompts_of(prompts), params, settings)
+        return await self._finish([partial(self.llm.start, prompt, chosen) for prompt, chosen in pairs])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> AsyncStream:
         """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
@@ -67,15 +69,31 @@ class AsyncLLM:
         return AsyncBatchStream(self, paired(prompts_of(prompts), params, settings))
 
     @overload
-    async def chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Output: ...
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, tools: Tools = (), **settings: Any
+    ) -> Output: ...
     @overload
-    async def chat(self, messages: Sequence[Messages], params: OneOrEach = None, **settings: Any) -> list[Output]: ...
-    async def chat(self, messages: Any, params: Any = None, **settings: Any) -> Output | list[Output]:
+    async def chat(
+        self, messages: Sequence[Messages], params: OneOrEach = None, *, tools: Tools = (), **settings: Any
+    ) -> list[Output]: ...
+    async def chat(
+        self,
+        messages: Any,
+        params: Any = None,
+        *,
+        tools: Tools = (),
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Output | list[Output]:
         """Answer a conversation with the model's chat template: a text, or [{"role": "user", "content": "..."}]. A list
-        of conversations gives a list of outputs."""
+        of conversations gives a list of outputs. The settings are those of LLM.chat."""
         alone = is_one_conversation(messages)
-        pairs = await asyncio.to_thread(self._rendered, [messages] if alone else messages, params, settings)
-        outputs = await self._generate(pairs)
+        conversations = [messages] if alone else messages
+        use = tool_use(tools, tool_choice, parallel_tool_calls)
+        turns = await asyncio.to_thread(self.llm.turns, conversations, params, settings, use, chat_template_kwargs)
+        outputs = await self._finish([partial(self.llm.start_turn, turn) for turn in turns])
         return outputs[0] if alone else outputs
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> AsyncStream:
@@ -88,12 +106,12 @@ class AsyncLLM:
         prompts: list[Prompt] = [self.llm.render(each) for each in conversations]
         return [(prompt, self.llm.for_chat(chosen)) for prompt, chosen in paired(prompts, params, settings)]
 
-    async def _generate(self, pairs: Pairs) -> list[Output]:
+    async def _finish(self, starts: Sequence[Callable[..., Job]]) -> list[Output]:
         jobs: list[Job] = []
         waiter = Waiter(each_token=False)
         try:
-            for prompt, params in pairs:
-                jobs.append(await self.start(prompt, params, waiter))
+            for start in starts:
+                jobs.append(await self._started(partial(start, listener=waiter)))
             for job in jobs:
                 await waiter.end_of(job)
         finally:
@@ -121,10 +139,12 @@ class AsyncLLM:
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
     async def start(self, prompt: Prompt, params: SamplingParams, waiter: Waiter) -> Job:
+        return await self._started(partial(self.llm.start, prompt, params, listener=waiter))
+
+    async def _started(self, work: Callable[[], Job]) -> Job:
         """Tokenize and queue a prompt on another thread. If this task is cancelled meanwhile, so is the request."""
         if self._closed:
             raise KvarnError(_CLOSED)
-        work = partial(self.llm.start, prompt, params, listener=waiter)
         starting = asyncio.get_running_loop().run_in_executor(None, work)
         try:
             job = await asyncio.shield(starting)

@@ -66,6 +66,13 @@ class BadModel(KvarnError):
         super().__init__(printable(message))
 
 
+class BadStructure(KvarnError):
+    """A schema, regular expression or grammar is damaged, too large, or asks for what cannot be enforced. One line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(" ".join(message.split())))
+
+
 class PullFailed(KvarnError):
     """A model could not be found or fetched."""
 

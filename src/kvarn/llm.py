@@ -9,11 +9,11 @@ and several streams may be read at the same time: all unfinished requests are co
 (`kvarn.jobs.runner`).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from kvarn.backends import AUTO
 from kvarn.backends.base import Backend, Memory
@@ -22,6 +22,9 @@ from kvarn.backends.loaded import load
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import resolve as resolve_strategy
+from kvarn.chats.answer import ToolCall
+from kvarn.chats.chats import Chats, Prepared
+from kvarn.chats.tools import NO_TOOLS, ToolUse, tool_use
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams, chat_defaults, with_settings
@@ -41,9 +44,17 @@ from kvarn.text.chat import ChatTemplate
 from kvarn.text.quoting import Quotes, Quoting, Unquoted
 from kvarn.text.tokenizer import Prompt, Tokenizer
 
-__all__ = ["LLM", "BatchStream", "Completion", "Job", "Output", "Piece", "Stream", "TokenLogprob"]
+__all__ = ["LLM", "BatchStream", "Completion", "Job", "Output", "Piece", "Stream", "TokenLogprob", "ToolCall"]
 
+Tools = Sequence[Mapping[str, Any]]  # [{"type": "function", "function": {"name": ..., "parameters": {...}}}]
 DEFAULT_CONTEXT = 4096  # or the context of the model, if that is less
+
+
+class Turn(NamedTuple):
+    """A conversation that can be answered, and how."""
+
+    prepared: Prepared
+    params: SamplingParams
 
 
 class LLM:
@@ -149,14 +160,8 @@ class LLM:
 
         `params` are for all prompts, or a list with one for each. `settings` are fields of SamplingParams
         by name: generate("Hi", max_tokens=3)."""
-        jobs = self._start_all(paired(prompts_of(prompts), params, settings))
-        try:
-            for job in jobs:
-                self.runner.wait(job)
-        finally:
-            for job in jobs:
-                self.runner.cancel(job)
-        return [job.output() for job in jobs]
+        pairs = paired(prompts_of(prompts), params, settings)
+        return self._finish([partial(self.start, prompt, chosen) for prompt, chosen in pairs])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
@@ -169,22 +174,73 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
     ) -> BatchStream:
         """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
-        return BatchStream(self.runner, self._start_all(paired(prompts_of(prompts), params, settings)))
+        pairs = paired(prompts_of(prompts), params, settings)
+        jobs: list[Job] = []
+        self._start_all([partial(self.start, *pair) for pair in pairs], jobs)
+        return BatchStream(self.runner, jobs)
 
     @overload
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Output: ...
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, tools: Tools = (), **settings: Any
+    ) -> Output: ...
     @overload
-    def chat(self, messages: Sequence[Messages], params: OneOrEach = None, **settings: Any) -> list[Output]: ...
-    def chat(self, messages: Any, params: Any = None, **settings: Any) -> Output | list[Output]:
+    def chat(
+        self, messages: Sequence[Messages], params: OneOrEach = None, *, tools: Tools = (), **settings: Any
+    ) -> list[Output]: ...
+    def chat(
+        self,
+        messages: Any,
+        params: Any = None,
+        *,
+        tools: Tools = (),
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Output | list[Output]:
         """Answer a conversation with the model's chat template: a text, or [{"role": "user", "content": "..."}].
 
         A list of conversations gives a list of outputs; they are computed together. Settings that are
-        open take `chat_defaults`, so answers are drawn with the model's own temperature."""
+        open take `chat_defaults`, so answers are drawn with the model's own temperature.
+
+        tools                   functions that the model may call, as in OpenAI's API (docs/tools.md)
+        tool_choice             none, auto, required or {"type": "function", "function": {"name": ...}}
+        parallel_tool_calls     whether an answer may have several calls
+        chat_template_kwargs    variables of the chat template, such as enable_thinking"""
         alone = is_one_conversation(messages)
-        prompts = [self.render(each) for each in ([messages] if alone else messages)]
-        each = [(prompt, self.for_chat(chosen)) for prompt, chosen in paired(prompts, params, settings)]
-        outputs = self.generate([prompt for prompt, _ in each], [chosen for _, chosen in each])
+        use = tool_use(tools, tool_choice, parallel_tool_calls)
+        conversations = [messages] if alone else messages
+        turns = self.turns(conversations, params, settings, use, chat_template_kwargs)
+        outputs = self._finish([partial(self.start_turn, turn) for turn in turns])
         return outputs[0] if alone else outputs
+
+    def turns(
+        self,
+        conversations: Sequence[Messages],
+        params: OneOrEach,
+        settings: Mapping[str, Any],
+        use: ToolUse = NO_TOOLS,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[Turn]:
+        """Conversations that `start_turn` can start."""
+        numbers: list[Prompt] = [[] for _ in conversations]
+        chosen = [self.for_chat(each) for _, each in paired(numbers, params, settings)]
+        return [
+            Turn(self.chats.prepare(*self.chats.prompt(messages_of(each), use, variables), use, one.structure), one)
+            for each, one in zip(conversations, chosen, strict=True)
+        ]
+
+    def start_turn(self, turn: Turn, listener: Listener = SILENT) -> Job:
+        """Queue the answer to a conversation."""
+        ready = turn.prepared
+        return self.runner.add(
+            ready.tokens,
+            turn.params,
+            listener=listener,
+            constrain=ready.constrain,
+            shown=ready.shown,
+            reader=ready.reader,
+        )
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """The answer to one conversation, piece by piece."""
@@ -195,11 +251,16 @@ class LLM:
         """Settings for a conversation: those that are open take `chat_defaults`."""
         return params.with_defaults(self.chat_defaults)
 
-    def render(self, messages: Messages) -> list[int]:
+    def render(
+        self, messages: Messages, tools: Tools = (), chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """The token ids of a conversation, up to the start of the answer."""
-        quoted = self.quotes.quote(messages_of(messages))
-        text = self.template.render(quoted.values)
-        return self.tokenizer.encode(text, special=True, stand_ins=quoted.stand_ins)
+        return self.chats.encode(*self.chats.prompt(messages_of(messages), tool_use(tools), chat_template_kwargs))
+
+    @cached_property
+    def chats(self) -> Chats:
+        """Conversations with this model: prompts, tool calls and reasoning."""
+        return Chats(self.tokenizer, self.template, self.template.render, self.quotes, self.runner.compiler)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -237,19 +298,31 @@ class LLM:
     def stream_job(self, job: Job) -> Stream:
         return Stream(self.runner, job)
 
-    def _start_all(self, prompts: Sequence[tuple[Prompt, SamplingParams]]) -> list[Job]:
-        """Queue all prompts. If one is refused, cancel the earlier ones."""
+    def _start_all(self, starts: Sequence[Callable[[], Job]], jobs: list[Job]) -> None:
+        """Queue all prompts, as `jobs`. If one is refused, cancel the earlier ones."""
+        try:
+            for start in starts:
+                jobs.append(start())
+        except BaseException as error:
+            self._cancel(jobs)
+            if isinstance(error, KvarnError) and len(starts) > 1:
+                error.args = (f"prompt {len(jobs)} of {len(starts)}, counted from 0: {error}",)
+            raise
+
+    def _finish(self, starts: Sequence[Callable[[], Job]]) -> list[Output]:
+        """Start all and wait for all. If one fails, its error is raised and the others are cancelled."""
         jobs: list[Job] = []
         try:
-            for prompt, params in prompts:
-                jobs.append(self.start(prompt, params))
-        except BaseException as error:
+            self._start_all(starts, jobs)
             for job in jobs:
-                self.runner.cancel(job)
-            if isinstance(error, KvarnError) and len(prompts) > 1:
-                error.args = (f"prompt {len(jobs)} of {len(prompts)}, counted from 0: {error}",)
-            raise
-        return jobs
+                self.runner.wait(job)
+        finally:
+            self._cancel(jobs)
+        return [job.output() for job in jobs]
+
+    def _cancel(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.runner.cancel(job)
 
 
 def context_of(config: ModelConfig, context: int | None) -> int:

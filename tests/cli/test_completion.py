@@ -36,7 +36,7 @@ TYPED = {  # the words of the line, the last one incomplete: what completes it
     ("r",): ["run", "rm"],
     ("--v",): ["--version"],
     ("run", "--cache-"): ["--cache-type", "--cache-bytes", "--cache-layout"],
-    ("run", "--js"): ["--json"],
+    ("run", "--js"): ["--json", "--json-schema"],
     ("run", "--cache-type", ""): ["f32", "f16", "bf16", "int8"],
     ("run", "--cache", "=", "pa"): ["paged"],
     ("run", "--cache-type", "="): ["f32", "f16", "bf16", "int8"],

@@ -101,6 +101,7 @@ EXPLAINED = Explanation(
     preemptions=1,
     recomputed_tokens=3,
     recomputed_ms=0.5,
+    sampled={"device": 3, "constraint": 1},
     queued_ms=None,
     first_token_ms=1.0,
     total_ms=None,

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import dialect_templates
 from support.tiny_gguf import write
 
 from kvarn.cache.strategy import STRATEGIES
@@ -53,3 +54,22 @@ def test_equal_columns_are_one(plain: str, capsys: pytest.CaptureFixture) -> Non
     assert [text.strip() for text in header.split("  ") if text.strip()] == [
         *("strategy", "f32", "total", "f16, bf16", "total", "int8", "total")
     ]
+
+
+def test_how_it_writes_calls(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    hermes = str(write(tmp_path / "hermes.gguf", "llama", chat_template=dialect_templates.HERMES))
+    lines = inspected(capsys, hermes)
+    assert "tool calls       hermes, json (from its template)" in lines
+    assert "reasoning        <think> ... </think>" in lines
+    facts = json.loads("\n".join(inspected(capsys, hermes, "--json")))["dialect"]
+    assert (facts["origin"], facts["call_begin"], facts["parallel"]) == ("derived", "<tool_call>\n", True)
+    assert facts["reasoning"] == ["<think>\n", "\n</think>\n\n"]
+
+
+def test_a_model_without_tools_or_without_a_template(plain: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    chat = str(write(tmp_path / "chat.gguf", "llama", chat_template="{{ messages[0].content }}"))
+    assert "tool calls       generic, json (by instructions; it has no format)" in inspected(capsys, chat)
+    assert "tool calls       unknown: no chat template can be read" in inspected(capsys, plain)
+    assert "dialect" not in json.loads("\n".join(inspected(capsys, plain, "--json")))
+    broken = str(write(tmp_path / "broken.gguf", "llama", chat_template="{% if %}"))
+    assert json.loads("\n".join(inspected(capsys, broken, "--json")))["dialect"]["origin"] == "generic"

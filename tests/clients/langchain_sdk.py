@@ -1,7 +1,9 @@
 """langchain-openai: ChatOpenAI, OpenAI, and what it builds on tools."""
 
 import asyncio
+from typing import Literal
 
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 from rows import FOX, MODEL, QUESTION, answer, continued, refused, run, works
@@ -10,7 +12,7 @@ from rows import FOX, MODEL, QUESTION, answer, continued, refused, run, works
 class City(BaseModel):
     """A city."""
 
-    name: str
+    name: Literal["Oslo", "Rome"]
 
 
 def model(address: str, **fields: object) -> ChatOpenAI:
@@ -51,21 +53,35 @@ def embeddings(address: str) -> None:
     OpenAIEmbeddings(base_url=f"{address}/v1", api_key="none", check_embedding_ctx_length=False).embed_query("Hi")
 
 
+def tools(address: str) -> None:
+    bound = model(address, max_tokens=100).bind_tools([City], tool_choice="any", parallel_tool_calls=False)
+    found = bound.invoke(QUESTION)
+    (call, *_) = found.tool_calls
+    assert call["args"]["name"] in ("Oslo", "Rome")
+    joined = None
+    for chunk in bound.stream(QUESTION):
+        joined = chunk if joined is None else joined + chunk
+    assert [each["args"] for each in joined.tool_calls] == [each["args"] for each in found.tool_calls]
+    turns = [HumanMessage(QUESTION), found, ToolMessage("yes", tool_call_id=call["id"])]
+    model(address).bind_tools([City]).invoke(turns)
+
+
 ROWS = [
     works("invoke, with cached tokens", invoke),
     works("stream, usage in the stream", stream),
     works("astream", astream),
     works("batch", batch),
     works("OpenAI() completion", completion),
-    refused("bind_tools", lambda a: model(a).bind_tools([City]).invoke(QUESTION)),
-    refused("with_structured_output, tools", lambda a: _structured(a, "function_calling")),
-    refused("with_structured_output, json_schema", lambda a: _structured(a, "json_schema")),
+    works("bind_tools, whole and streamed, ToolMessage", tools),
+    works("with_structured_output, tools", lambda a: _structured(a, "function_calling")),
+    works("with_structured_output, json_schema", lambda a: _structured(a, "json_schema")),
     refused("embeddings", embeddings),
 ]
 
 
-def _structured(address: str, method: str) -> object:
-    return model(address).with_structured_output(City, method=method).invoke(QUESTION)
+def _structured(address: str, method: str) -> None:
+    found = model(address, max_tokens=100).with_structured_output(City, method=method).invoke(QUESTION)
+    assert found.name in ("Oslo", "Rome")
 
 
 if __name__ == "__main__":

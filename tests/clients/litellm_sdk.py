@@ -1,9 +1,13 @@
 """litellm: the providers that speak to servers like this one."""
 
-import litellm
-from rows import ASKED, FOX, MODEL, answer, continued, refused, run, works
+import json
 
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+import litellm
+from rows import ASKED, FOX, MODEL, answer, continued, run, works
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY, "strict": True}}
 
 
 def ask(address: str, provider: str, **fields: object) -> litellm.ModelResponse:
@@ -26,13 +30,27 @@ def completion(address: str) -> None:
     assert found.choices[0].text == continued(address)
 
 
+def tools(address: str) -> None:
+    fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100}
+    (call, *_) = ask(address, "openai", **fields).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+    chunks = list(ask(address, "openai", stream=True, **fields))
+    joined = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    assert joined[0].function.arguments == call.function.arguments
+
+
+def structured(address: str) -> None:
+    found = ask(address, "hosted_vllm", response_format=SCHEMA, max_tokens=100).choices[0].message.content
+    assert json.loads(found)["city"] in ("Oslo", "Rome")
+
+
 ROWS = [
     works("openai/", lambda a: chat(a, "openai")),
     works("hosted_vllm/", lambda a: chat(a, "hosted_vllm")),
     works("text-completion-openai/", completion),
     works("stream", stream),
-    refused("tools", lambda a: ask(a, "openai", tools=[TOOL])),
-    refused("response_format", lambda a: ask(a, "openai", response_format={"type": "json_object"})),
+    works("tools, whole and streamed", tools),
+    works("response_format json_schema", structured),
 ]
 
 if __name__ == "__main__":

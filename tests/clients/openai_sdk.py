@@ -1,14 +1,17 @@
 """The `openai` package: what a chat or a completion can ask for, and the rest of its API."""
 
 import asyncio
+import json
+from typing import Literal
 
 import openai
 from pydantic import BaseModel
 from rows import ASKED, FOX, MODEL, answer, continued, refused, run, works
 
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": CITY}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY, "strict": True}}
 
 
 def client(address: str) -> openai.OpenAI:
@@ -136,12 +139,75 @@ def cancel(address: str) -> None:
         next(iter(events))
 
 
-class City(BaseModel):
-    name: str
+def tools(address: str) -> None:
+    """A required call, its result, and an answer."""
+    message = (
+        chat(address, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=100)
+        .choices[0]
+        .message
+    )
+    (call, *_) = message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is sunny."}
+    answered = chat(address, messages=[*ASKED, message.model_dump(exclude_none=True), result], tools=[TOOL])
+    assert answered.usage.prompt_tokens_details.cached_tokens > 20
+    assert chat(address, tools=[TOOL], tool_choice="none").choices[0].message.content
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert chat(address, tools=[TOOL], tool_choice=named, max_tokens=100).choices[0].finish_reason == "tool_calls"
+
+
+def streamed_tools(address: str) -> None:
+    """As the package joins the deltas."""
+    fields = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 100, "parallel_tool_calls": False}
+    with client(address).chat.completions.stream(**fields, tools=[TOOL], tool_choice="required") as events:
+        kinds = [event.type for event in events]
+        final = events.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    assert final.finish_reason == "tool_calls"
+    assert json.loads(final.message.tool_calls[0].function.arguments)["city"] in ("Oslo", "Rome")
+
+
+NAMED = {"type": "function", "function": {"name": "Weather"}}
+
+
+class Weather(BaseModel):
+    """The weather in a city."""
+
+    city: Literal["Oslo", "Rome"]
 
 
 def parse(address: str) -> None:
-    client(address).chat.completions.parse(model=MODEL, messages=ASKED, max_tokens=8, response_format=City)
+    fields = {"model": MODEL, "messages": ASKED, "max_tokens": 100, "temperature": 0}
+    found = client(address).chat.completions.parse(**fields, response_format=Weather)
+    assert found.choices[0].message.parsed.city in ("Oslo", "Rome")
+    tool = openai.pydantic_function_tool(Weather)
+    found = client(address).chat.completions.parse(**fields, tools=[tool], tool_choice=NAMED)
+    assert found.choices[0].message.tool_calls[0].function.parsed_arguments.city in ("Oslo", "Rome")
+
+
+def structures(address: str) -> None:
+    found = chat(address, response_format=SCHEMA, max_tokens=100).choices[0].message.content
+    assert json.loads(found)["city"] in ("Oslo", "Rome")
+    whole = chat(address, response_format={"type": "json_object"}, max_tokens=200).choices[0]
+    assert whole.finish_reason == "length" or isinstance(json.loads(whole.message.content), dict)
+    for fields in ({"structured_outputs": {"choice": ["yes", "no"]}}, {"grammar": 'root ::= "yes" | "no"'}):
+        assert chat(address, extra_body=fields).choices[0].message.content in ("yes", "no")
+        assert text(address, extra_body=fields).choices[0].text in ("yes", "no")
+
+
+def reported(address: str) -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    found = chat(
+        address,
+        messages=[{"role": "user", "content": [part]}],
+        tools=[{"type": "web_search"}],
+        verbosity="high",
+        reasoning_effort="high",
+        prediction={"type": "content", "content": "x"},
+    )
+    where = ["prediction", "verbosity", "messages[0].content[0].cache_control", "tools[0] (web_search)"]
+    assert sorted(found.kvarn["ignored"]) == sorted([*where, "reasoning_effort"])
 
 
 ROWS = [
@@ -158,18 +224,14 @@ ROWS = [
     works("developer role, text parts, several prompts, token ids, max_completion_tokens", forms),
     works("fields that change nothing, any model name, max_tokens -1", harmless),
     works("a stream closed early", cancel),
-    refused("tools", lambda a: chat(a, tools=[TOOL])),
-    refused("tool_choice", lambda a: chat(a, tool_choice={"type": "function", "function": {"name": "weather"}})),
-    refused("role tool", lambda a: chat(a, messages=[*ASKED, {"role": "tool", "content": "1", "tool_call_id": "x"}])),
-    refused("response_format json_object", lambda a: chat(a, response_format={"type": "json_object"})),
-    refused("response_format json_schema", lambda a: chat(a, response_format=SCHEMA)),
-    refused("chat.completions.parse", parse),
+    works("tools, tool_choice, role tool", tools),
+    works("streamed tool calls, joined by the package", streamed_tools),
+    works("chat.completions.parse: response_format and tools of pydantic", parse),
+    works("response_format json_schema and json_object, structured_outputs, grammar", structures),
+    works("fields, tools and keys that are accepted and reported", reported),
+    refused("functions (legacy)", lambda a: chat(a, functions=[TOOL["function"]])),
     refused("vision", lambda a: chat(a, messages=[{"role": "user", "content": [IMAGE]}])),
     refused("audio", lambda a: chat(a, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})),
-    refused("reasoning_effort", lambda a: chat(a, reasoning_effort="high")),
-    refused("verbosity", lambda a: chat(a, verbosity="high")),
-    refused("prediction", lambda a: chat(a, prediction={"type": "content", "content": "x"})),
-    refused("web_search_options", lambda a: chat(a, web_search_options={})),
     refused("suffix", lambda a: text(a, suffix="end")),
     refused("best_of", lambda a: text(a, best_of=2)),
     refused("responses", lambda a: client(a).responses.create(model=MODEL, input="Hi")),

@@ -1,5 +1,7 @@
 """Constraints: token masks that follow what each sample has said so far."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from support import tiny
@@ -16,11 +18,12 @@ class Alternating:
         self.allowed[allowed] = True
         self.accepted: list[int] = []
 
-    def mask(self, scores: Doubles) -> None:
-        scores[self.allowed if len(self.accepted) % 2 else ~self.allowed] = -np.inf
+    def mask(self, scores: Doubles, output: Sequence[int]) -> None:
+        scores[self.allowed if len(output) % 2 else ~self.allowed] = -np.inf
 
-    def accept(self, token: int) -> None:
-        self.accepted.append(token)
+    def complete(self, output: Sequence[int]) -> bool:
+        self.accepted = list(output)
+        return False
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.5, "top_p": 0.9}, {"frequency_penalty": 1.0, "n": 3}])

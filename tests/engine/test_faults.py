@@ -32,10 +32,10 @@ class Failing:
 class BrokenConstraint:
     """Raises inside the sampler."""
 
-    def mask(self, scores) -> None:
+    def mask(self, scores, output) -> None:
         raise ZeroDivisionError("sampling")
 
-    def accept(self, token: int) -> None:
+    def complete(self, output) -> bool:
         raise AssertionError("no token was sampled")
 
 

@@ -16,6 +16,7 @@ from support.tiny_models import GOLDEN
 
 from kvarn.backends.cuda import inbox, specs
 from kvarn.backends.cuda.inbox import BUCKETS, in_bucket, split_bucket
+from kvarn.backends.cuda.program import LOGIT_ROWS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.engine.params import SamplingParams
@@ -126,6 +127,10 @@ def test_graphs_are_dropped_when_memory_moves(loaded: Loaded) -> None:
     expected = loaded.logits(tokens[:8], 8, 6)
     assert same_bits(batch.step({0: tokens[7:8]})[0], expected[-1:])
     assert graphs.captured == 4, "back to the first cache"
+    sampler = loaded.program._sampler
+    sampler.begin(sampler.tokens.nbytes // (4 * LOGIT_ROWS) + 1)  # draws of more rounds than there is room for
+    assert same_bits(batch.step({0: tokens[8:9]})[0], loaded.logits(tokens[:9], 9, 8)[-1:])
+    assert graphs.captured == 5, "a graph names the array of sampled tokens"
 
 
 def test_what_is_not_a_graph(loaded: Loaded) -> None:

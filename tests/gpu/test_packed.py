@@ -131,6 +131,8 @@ def test_embeddings(driver, random, type_name: str) -> None:
     matrix, weight = board.packed(type_name, blocks(type_name, (37, width), random), width)
     tokens = [36, 0, 15, 16, 17, 36]
     assert (board.embed_packed(matrix, tokens, width, 1.5) == (1.5 * weight[tokens]).astype(np.float32)).all()
+    found = board.embed_packed(matrix, [-3, 4, -1, -2], width, 1.5, sampled=[36, -1, 17])  # an error is any token
+    assert (found[:3] == (1.5 * weight[[17, 4, 36]]).astype(np.float32)).all()
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column(driver, random) -> None:

@@ -39,6 +39,8 @@ def test_embed(board: Board, random, form: str, width: int) -> None:
     weight, tokens = rows(random, 9, width), [8, 0, 3, 3]
     found = board.embed(form, tokens, weight, 1.5)
     assert (found == (1.5 * as_stored(weight, form)[tokens]).astype(np.float32)).all()
+    found = board.embed(form, [-3, 4, -1, -2], weight, 1.5, sampled=[6, -1, 2])  # an error is any token
+    assert (found[:3] == (1.5 * as_stored(weight, form)[[2, 4, 6]]).astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -90,6 +90,7 @@ class FakeCuda(Null):
     events: list[str] = field(default_factory=list)
 
     name, default_layout, memory_bytes = "cuda", "head-major", 140 * GIB
+    ahead = 0
 
     def room(self) -> int:
         return self.free

@@ -56,6 +56,7 @@ class NullProgram:
 
 class Null:
     name, default_layout, memory_bytes = "null", "token-major", None
+    ahead = 0
 
     def room(self) -> None:
         return None

@@ -2,17 +2,19 @@
 
     plan -> Backend.memory -> Memory          checkpoint -> Backend.load -> Program
     KVCache.prepare -> Step                   Program.run(memory, step, tokens, wanted) -> Logits
+    Draw -> Logits.sample -> tokens           or Logits.rows, and the host samples
 
 The bookkeeping knows no device, and a device knows no bookkeeping. Only a Step, which holds integers,
 goes from one to the other.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvarn.arrays import Floats
 from kvarn.cache.plan import Plan
@@ -74,11 +76,48 @@ class Layers(Protocol):
         """Attention of this step's queries, [T, n_heads, k_dim], over the layer's cells: [T, n_heads, v_dim]."""
 
 
+class Edits(NamedTuple):
+    """Changes of single logits before a token is drawn."""
+
+    ids: NDArray[np.int64]  # ascending
+    counts: NDArray[np.int64]  # how often the answer has the token; -1: neither prompt nor answer have it
+    biases: NDArray[np.float64]
+
+
+class Draw(NamedTuple):
+    """How to draw one token from a row of logits: everything that the row does not hold. engine/sampling.py says what
+    the numbers mean, and a device computes the same function, bit by bit."""
+
+    row: int  # of the wanted rows
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniform: float = 0.0  # the random number in [0, 1)
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    edits: Edits | None = None  # equal in all draws of one row
+
+
 class Logits(Protocol):
     """Logits of a step, on the device until `rows` is called. Valid until the program's next run."""
 
-    def rows(self) -> Floats:
-        """[wanted, vocabulary], on the host."""
+    @property
+    def samples(self) -> bool:
+        """Whether the device can sample them."""
+
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
+        """Launch the draws, and return a function that waits for their tokens. The next step may be launched before
+        it is called. A token is one of the ids below n_tokens. Where the largest logit of a row is not finite it is -1
+        for NaN, -2 for infinity and -3 for -infinity. Rows that are sampled with edits change."""
+
+    @property
+    def latest(self) -> bool:
+        """Whether the next step can name the sampled tokens: no other step was launched since."""
+
+    def rows(self, wanted: Sequence[int] | None = None) -> Floats:
+        """[rows, vocabulary], on the host: some rows in ascending order, or all."""
 
 
 class Span(NamedTuple):
@@ -109,7 +148,7 @@ class Program(Protocol):
 
         `tokens` has one id per position of the step. `wanted` are the rows whose logits are needed, in ascending
         order; one sequence may have several. A backend that keeps sampled ids on its device also takes the id
-        -1 - r, which means the token sampled from row r of the last step. Other backends refuse it."""
+        -1 - r, which means the token of draw r of the last step. Other backends refuse it."""
 
     def hidden(self, memory: Any, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Floats:
         """Like `run`, but return the final hidden states of the wanted rows, [wanted, hidden], for embeddings."""
@@ -131,6 +170,10 @@ class Backend(Protocol):
     @property
     def memory_bytes(self) -> int | None:
         """Total memory of the device; None if unknown."""
+
+    @property
+    def ahead(self) -> int:
+        """Steps that can be launched before the host has read the tokens of the last one: 0 or 1."""
 
     def room(self) -> int | None:
         """Bytes that a cache may take by default, beside what is loaded so far. None: what its sequences need."""

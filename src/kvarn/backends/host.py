@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from kvarn.arrays import Cells, Floats
-from kvarn.backends.base import Counters, check_rows
+from kvarn.backends.base import Counters, Draw, check_rows
 from kvarn.cache.codec import Codec
 from kvarn.cache.plan import Part, Plan
 from kvarn.cache.spec import LayerSpec
@@ -238,11 +238,16 @@ def _first(slots: int, panel_size: int) -> Iterator[tuple[slice | int, ...]]:
 
 
 class HostLogits:
+    samples = latest = False
+
     def __init__(self, rows: Floats) -> None:
         self._rows = rows
 
-    def rows(self) -> Floats:
-        return self._rows
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
+        raise NotImplementedError("the host samples: engine/sampling.py")
+
+    def rows(self, wanted: Sequence[int] | None = None) -> Floats:
+        return self._rows if wanted is None else self._rows[list(wanted)]
 
 
 def memory_bytes() -> int | None:

@@ -4,6 +4,7 @@ A cache whose size is known is allocated before the weights are loaded. On a dev
 is left, the weights come first.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from kvarn.backends import check_memory, place_of
@@ -25,6 +26,7 @@ class Loaded(NamedTuple):
 def load(
     backend: Backend, checkpoint: Checkpoint, graph: Graph, config: CacheConfig, max_tokens: int, progress: Progress
 ) -> Loaded:
+    config = replace(config, ahead=backend.ahead)
     planned = plan(config, backend.default_layout)  # wrong settings fail before anything is loaded
     if config.cache_bytes is None and backend.room() is not None:
         program = backend.load(checkpoint, graph, max_tokens, progress)

@@ -56,6 +56,7 @@ def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | N
         max_chunk=min(setup.chunk, context),
         window=setup.window,
         pinned=setup.pinned,
+        ahead=llm.backend.ahead,
     )
     planned = plan(config, llm.backend.default_layout)
     check_memory(planned, llm.backend)

@@ -172,6 +172,11 @@ class Plan:
         return self.groups[0].config.max_chunk
 
     @property
+    def ahead(self) -> int:
+        """Tokens of a sequence that may be computed before they are committed."""
+        return self.groups[0].config.ahead
+
+    @property
     def n_layers(self) -> int:
         return len(self.offsets)
 

@@ -39,6 +39,8 @@ def ending(llm: LLM, job: Job) -> str:
         return _full(llm)
     if completion.finish_reason == "stop":
         last = completion.tokens[-1:]
+        if params.structure is not None:  # it says itself where it ends
+            return WHOLE
         if last and last[0] in params.stop_token_ids:
             return "stop token"
         return WHOLE if last and last[0] in llm.tokenizer.eos_ids and not params.ignore_eos else "stop text"

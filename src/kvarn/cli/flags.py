@@ -120,6 +120,18 @@ def add_sampling_flags(parser: argparse.ArgumentParser, limit: str, unset: str =
     ids = "stop at these token ids"
     group.add_argument("--stop-token-ids", type=parse_ids, metavar="N,..", help=ids)
     group.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end token")
+    add_structure_flags(parser)
+
+
+def add_structure_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("structure of the answer", "Give at most one of them.")
+    schema = "JSON of this schema: a file, or the schema itself"
+    group.add_argument("--json-schema", type=schema_text, metavar="FILE", help=schema)
+    group.add_argument("--regex", metavar="RE", help="a text that matches this regular expression as a whole")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; repeatable")
+    group.add_argument("--grammar", metavar="TEXT", help="a text of this grammar, in Lark's syntax or in GBNF")
+    file = "a text of the grammar in this file"
+    group.add_argument("--grammar-file", type=file_text, metavar="FILE", help=file)
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +174,17 @@ def parse_ids(text: str) -> tuple[int, ...]:
     return ids
 
 
+def schema_text(given: str) -> str:
+    return given if given.lstrip().startswith("{") else file_text(given)
+
+
+def file_text(name: str) -> str:
+    try:
+        return read_text(name)
+    except KvarnError as error:
+        raise argparse.ArgumentTypeError(f"cannot be read: {error}") from None
+
+
 def at_least(least: float, **given: float | None) -> None:
     """Refuse a flag (by its name in the parsed arguments) below `least`. A flag that was not given passes."""
     for name, value in given.items():
@@ -175,6 +198,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     if args.max_tokens < 1 and args.max_tokens != -1:
         raise KvarnError(f"-n is {args.max_tokens}; it must be at least 1, or -1 for no limit")
     given = {each.name: getattr(args, each.name, None) for each in fields(SamplingParams)}
+    if getattr(args, "grammar_file", None) is not None:
+        if given["grammar"] is not None:
+            raise UsageError("--grammar and --grammar-file were given: leave one out")
+        given["grammar"] = args.grammar_file
     given["max_tokens"] = UNBOUNDED if args.max_tokens == -1 else args.max_tokens
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 

@@ -14,21 +14,23 @@ from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_json, print_table
+from kvarn.dialect import find
 from kvarn.errors import KvarnError, printable
-from kvarn.llm import context_of
+from kvarn.llm import context_of, tokenizer_of
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import TensorInfo
 from kvarn.loading.pull import resolve
+from kvarn.server.templates import TemplateProcess
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         """
-Show a model's shape, the backend that would run it here, its tensors by type with their size in
-the file and in memory, and the size of the cache with every cache strategy and number type. No
-weights are loaded.""",
+Show a model's shape, how it writes tool calls and reasoning, the backend that would run it here,
+its tensors by type with their size in the file and in memory, and the size of the cache with every
+cache strategy and number type. No weights are loaded.""",
         """
 kvarn inspect
 kvarn inspect model.gguf -c 32768 --json""",
@@ -71,6 +73,7 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
         "trained_context": config.context,
         "windows": sorted({w for w in config.windows if w is not None}),
         "rope_base": config.rope.base,
+        **dialect_facts(checkpoint),
         "backend": backend_facts(checkpoint, context),
         "tensors": by_type(tensors),
         "each_tensor": tensors,
@@ -98,6 +101,32 @@ def device_types(checkpoint: Checkpoint) -> list[dict[str, object]]:
         {"type": stored, "as": there, "count": len(infos), "bytes": sum(map(tensor_bytes, infos))}
         for (stored, there), infos in sorted(groups.items())
     ]
+
+
+def dialect_facts(checkpoint: Checkpoint) -> dict[str, object]:
+    """How the model writes tool calls and reasoning. Nothing if no chat template can be read."""
+    try:
+        tokenizer = tokenizer_of(checkpoint)
+    except KvarnError:  # the rest of the file is worth to be shown
+        return {}
+    if not tokenizer.chat_template:
+        return {}
+    template = TemplateProcess(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    try:
+        eos = [tokenizer.token_bytes(id).decode("utf-8", "replace") for id in tokenizer.eos_ids]
+        dialect = find(template.render, source=tokenizer.chat_template, eos=eos)
+    finally:
+        template.close()
+    facts = {
+        "name": dialect.name,
+        "origin": dialect.origin,
+        "form": dialect.form,
+        "call_begin": dialect.section[0] + dialect.call[0],
+        "call_end": dialect.call[1] + dialect.section[1],
+        "parallel": dialect.parallel,
+        "reasoning": list(dialect.reasoning or ()),
+    }
+    return {"dialect": facts}
 
 
 def tensor_row(checkpoint: Checkpoint, info: TensorInfo) -> dict[str, object]:
@@ -147,7 +176,7 @@ def show(facts: dict[str, Any]) -> None:
     lines.append(("heads", f"{facts['heads']} query, {facts['kv_heads']} KV, of {facts['head_dim']}"))
     if facts["windows"]:
         lines.append(("windows", ", ".join(f"{window:,}" for window in facts["windows"])))
-    lines += backend_lines(facts["backend"])
+    lines += dialect_lines(facts.get("dialect")) + backend_lines(facts["backend"])
     for name, value in lines:
         print(f"{name:<16} {printable(str(value))}")
     print()
@@ -158,6 +187,14 @@ def show(facts: dict[str, Any]) -> None:
     print_table(("tensors", "packed as", "count", "bytes", "packed bytes"), rows_of_types, left=2)
     print(f"\nkeys and values: bytes of a token, and of one sequence at a context of {facts['context']:,}\n")
     show_cache(facts)
+
+
+def dialect_lines(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if facts is None:
+        return [("tool calls", "unknown: no chat template can be read")]
+    kinds = {"family": "known family", "derived": "from its template", "generic": "by instructions; it has no format"}
+    thought = " ... ".join(marker.strip() for marker in facts["reasoning"]) or "no markers"
+    return [("tool calls", f"{facts['name']}, {facts['form']} ({kinds[facts['origin']]})"), ("reasoning", thought)]
 
 
 def backend_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -2,6 +2,10 @@
 
     schedule -> reserve (or preempt, or wait) -> prepare -> run the program -> advance -> sample -> commit -> events
 
+A device that keeps the tokens it samples runs ahead by one step: while all samples decode, step t + 1 is
+launched before the tokens of step t are read. A sample that ends at t is put back to what it had, and
+its part of t + 1 is dropped. Nothing is committed before its token is known.
+
 There is no prefill phase and no decode phase. A sample has known tokens and computed tokens, and a step
 computes more of the known ones. Only one thread at a time may use an engine (`kvarn.jobs.runner.Runner`
 ensures it). Non-goals: text, HTTP.
@@ -14,18 +18,19 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from kvarn.arrays import Floats
 from kvarn.backends.base import Memory, Program
 from kvarn.cache.cache import KVCache
 from kvarn.cache.step import Step
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
+from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
+from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.request import Request, Sample, Timing
-from kvarn.engine.sampling import History, Sampled, likeliest_token, make_report, make_sampler
+from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import BadLogits, KvarnError, PromptTooLong, QueueFull
+from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.words import counted
 
 
@@ -57,6 +62,7 @@ class Engine:
         self.scheduler = Scheduler(cache, self.config)
         self.stats = EngineStats()
         self._work: list[Work] = []  # of the current step
+        self._ahead: Launched | None = None  # the step after it, if it is launched already
         self._step: Step | None = None  # the prepared step, until the program has applied it
         self._n_faults = 0  # errors since the last good step for which no request could be blamed
         self._eos = frozenset(eos_ids)
@@ -92,6 +98,8 @@ class Engine:
         scoped = _scoped(salt, conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
         request.sampler = make_sampler(params, seed, self._n_tokens)
+        request.drafter, request.host_only = make_drafter(params, seed), host_only(params)
+        request.runs_ahead = runs_ahead(params)
         request.samples = [
             Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
         ]
@@ -131,6 +139,7 @@ class Engine:
     def restart(self, sample: Sample, tokens: Sequence[int], keep: int) -> None:
         """Replace the tokens of a running sample and rewind it to `keep` computed tokens, which must be equal in the
         old and the new tokens. Benchmarks use it to repeat a step."""
+        self._drop(sample)
         sample.computed = self.cache.rewind(sample.id, min(keep, sample.computed))
         sample.tokens[:] = sample.request.prompt[:] = tokens
 
@@ -144,7 +153,11 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step for every request that has room. If it raises, call `isolate` before the next step."""
-        work = self._work = self.scheduler.schedule()
+        current, self._ahead = self._ahead, None
+        if current is not None and not current.live:
+            current.drawing.tokens(self.stats, current.dropped)  # its buffers can be used again
+            current = None
+        work = self._work = self.scheduler.schedule() if current is None else current.live
         if not work:
             return []
         start = time.perf_counter()
@@ -152,7 +165,7 @@ class Engine:
             if each.sample.request.timing.started_at is None:
                 each.sample.request.timing.started_at = start
         decodes = all(each.decodes for each in work)
-        events = self._run(work)
+        events = self._finish_step(current if current is not None else self._launch(work))
         now = time.perf_counter()
         self._account(work, decodes, now - start)
         events = [self._timed(event, now) for event in events]
@@ -169,7 +182,7 @@ class Engine:
         requests = {work.sample.request for work in self._work}
         if not requests and self.scheduler.moving is not None:  # scheduling failed
             requests = {self.scheduler.moving.request}
-        self._work, step, self._step = [], self._step, None
+        self._work, step, self._step, self._ahead = [], self._step, None, None
         blamed = requests.pop() if isinstance(error, Exception) and len(requests) == 1 else None
         if step is not None:  # the program failed, and the bookkeeping is right
             lost = self.cache.drop(step)
@@ -207,21 +220,46 @@ class Engine:
         for sample in request.samples:
             self.finish(sample, "error")
 
-    def _run(self, work: list[Work]) -> list[Event]:
+    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> Launched:
+        """`tokens`: of a step ahead, what stands for the unknown token of each sequence."""
         by_id = {each.sample.id: each for each in work}
         step = self._step = self.cache.prepare(list(by_id))
         order = [by_id[seq] for seq in step.seqs]
-        parts = [w.sample.tokens[w.sample.computed : w.sample.computed + w.n] for w in order]
         ends = itertools.accumulate(step.n_new)
         wanted = [row for w, end in zip(order, ends, strict=True) for row in range(end - w.n_rows, end)]
-        tokens = list(itertools.chain.from_iterable(parts))
-        logits = self.program.run(self.memory, step, tokens, wanted)
+        if tokens is None:
+            given = list(itertools.chain.from_iterable(map(_new_tokens, order)))
+        else:
+            given = [tokens[seq] for seq in step.seqs]
+        logits = self.program.run(self.memory, step, given, wanted)
         self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
         self.cache.launched(step)
-        drawn = self._draw(order, logits.rows())
-        for w, part in zip(order, parts, strict=True):
-            self.cache.commit(w.sample.id, part)
+        return Launched(order, Drawing(order, logits, self._n_tokens, ahead=int(tokens is not None)), set())
+
+    def _launch_ahead(self, current: Launched) -> None:
+        """Launch the step after `current`, whose tokens only the device has, if that is what comes next.
+
+        Every row must decode, and only its own request decides whether it can be drawn now. Samples whose length ends
+        with their next token are left out."""
+        order, live = current.order, current.live
+        if self.cache.plan.ahead < 1 or not current.drawing.leads_on:
+            return
+        if not all(w.decodes and w.sample.request.runs_ahead for w in order):
+            return
+        if not self.scheduler.steady({w.sample for w in live}):
+            return
+        going = [(row, w) for row, w in enumerate(order) if w in live and not self._ends_next(w.sample)]
+        if going and all(self.cache.reserve(w.sample.id, w.sample.computed + 2) for _, w in going):
+            self._ahead = self._launch([w for _, w in going], {w.sample.id: -1 - row for row, w in going})
+            self.stats.steps_ahead += 1
+
+    def _finish_step(self, current: Launched) -> list[Event]:
+        """Read the tokens of a launched step, after the next one is launched if possible."""
+        self._launch_ahead(current)
+        drawn = current.drawing.tokens(self.stats, current.dropped)
+        for w in current.live:
+            self.cache.commit(w.sample.id, _new_tokens(w))
             w.sample.computed += w.n
         events: list[Event] = []
         for samples, result in drawn:
@@ -231,50 +269,11 @@ class Engine:
                 events += self._take(samples, result)
         return events
 
-    def _draw(self, order: list[Work], rows: Floats) -> list[tuple[list[Sample], list[Sampled] | Exception]]:
-        """Draw the next token of each sample whose known tokens are all computed.
-
-        At the end of a prompt, draw the first token of all samples of the request. An exception in a
-        sampler or a constraint is returned in place of the tokens and fails only that request."""
-        drawn: list[tuple[list[Sample], list[Sampled] | Exception]] = []
-        end = 0
-        for w in order:
-            end += w.n_rows
-            request = w.sample.request
-            samples = [w.sample]
-            if w.n_rows and request.params.prompt_logprobs is not None:
-                try:
-                    self._score_prompt(w, rows[end - w.n_rows : end, : self._n_tokens])
-                except BadLogits as error:
-                    drawn.append((samples, error))
-                    continue
-            if not w.n_rows or w.n < w.sample.missing:  # in the middle of a prompt
-                continue
-            row = rows[end - 1, : self._n_tokens]  # the row of its newest token
-            n_prompt = len(request.prompt)
-            # Only the first time: after a preemption the sample still has its sampled tokens.
-            if w.sample.index == 0 and len(w.sample.tokens) == n_prompt:
-                samples += [s for s in request.samples[1:] if s.finish_reason is None]
-            result: list[Sampled] | Exception
-            try:
-                result = [request.sampler(row, History(s.tokens, n_prompt), s.index, s.constraint) for s in samples]
-                for sample, sampled in zip(samples, result, strict=True):
-                    sample.constraint.accept(sampled.token)
-            except Exception as error:  # noqa: BLE001 (it fails this request only)
-                result = error
-            drawn.append((samples, result))
-        return drawn
-
-    @staticmethod
-    def _score_prompt(work: Work, rows: Floats) -> None:
-        """Report the log-probabilities of prompt tokens, row by row: one row of float64 at a time."""
-        request, start = work.sample.request, work.sample.computed
-        report = make_report(request.params.prompt_logprobs)
-        known = request.prompt_logprobs
-        for at in range(start + 1, min(start + work.n, len(request.prompt) - 1) + 1):
-            if at == len(known) + 1:  # a step that is run again has rows that are known
-                likeliest_token(rows[at - 1 - start])
-                known.append(report(rows[at - 1 - start], request.prompt[at]))
+    def _drop(self, sample: Sample) -> None:
+        """Forget the sample's part of the step ahead. Its sequence is as before that step."""
+        if self._ahead is not None and any(w.sample is sample for w in self._ahead.live):
+            self._ahead.dropped.add(sample)
+            sample.computed = self.cache.rewind(sample.id, sample.computed)
 
     def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:
         """Append the sampled tokens. All samples after the first fork from it."""
@@ -295,6 +294,9 @@ class Engine:
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params
         if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+            sample.complete = False
+            self._finish(sample, "stop")
+        elif sample.complete:
             self._finish(sample, "stop")
         elif len(sample.tokens) >= self.cache.longest:  # first: a larger max_tokens would not help
             sample.limit = "context"
@@ -303,7 +305,13 @@ class Engine:
             sample.limit = "max_tokens"
             self._finish(sample, "length")
 
+    def _ends_next(self, sample: Sample) -> bool:
+        """Whether the sample ends with its next token, whatever that is."""
+        n_tokens, n_output = len(sample.tokens) + 1, sample.n_output + 1
+        return n_tokens >= self.cache.longest or n_output >= (sample.request.params.max_tokens or 0)
+
     def _finish(self, sample: Sample, reason: str) -> None:
+        self._drop(sample)
         sample.finish_reason = reason
         self.scheduler.remove(sample)
         self._conclude(sample.request)
@@ -376,3 +384,7 @@ class Engine:
 def _scoped(salt: bytes, conversation: Hashable) -> Hashable:
     """Requests with different salts are never in the same conversation."""
     return None if conversation is None else (salt, conversation)
+
+
+def _new_tokens(work: Work) -> list[int]:
+    return work.sample.tokens[work.sample.computed : work.sample.computed + work.n]

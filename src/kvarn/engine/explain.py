@@ -33,6 +33,7 @@ class Explanation:
     preemptions: int
     recomputed_tokens: int  # after preemptions
     recomputed_ms: float
+    sampled: dict[str, int]  # tokens of the answer, by where: `device`, or why the host sampled them
     queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
     total_ms: float | None
@@ -64,6 +65,7 @@ def explain(request: Request) -> Explanation:
         preemptions=request.preemptions,
         recomputed_tokens=timing.recomputed_tokens,
         recomputed_ms=1000 * timing.recomputed_seconds,
+        sampled=dict(request.sampled),
         queued_ms=since_queued(timing.started_at),
         first_token_ms=since_queued(timing.first_token_at),
         total_ms=since_queued(timing.finished_at),
@@ -82,6 +84,7 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
         "cut_by": e.cut_by,
         "preemptions": e.preemptions,
         "recomputed_after_preemption": {"tokens": e.recomputed_tokens, "ms": round(e.recomputed_ms, 3)},
+        "sampled": e.sampled,
         "queued_ms": _rounded(e.queued_ms),
         "first_token_ms": _rounded(e.first_token_ms),
         "total_ms": _rounded(e.total_ms),

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvarn.arrays import Doubles
 from kvarn.errors import KvarnError
+from kvarn.structured.structure import Structure, choice_of, grammar_of, regex_of, schema_of
 
 UNBOUNDED = 1 << 30  # tokens: the context ends an answer first
 LogitsProcessor = Callable[[list[int], Doubles], Doubles | None]
@@ -21,6 +22,7 @@ LogitsProcessor = Callable[[list[int], Doubles], Doubles | None]
 _OPEN = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # None: the default applies
 _INTEGERS = ("max_tokens", "top_k", "n")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_STRUCTURES = {"json_schema": schema_of, "regex": regex_of, "choice": choice_of, "grammar": grammar_of}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,12 @@ class SamplingParams:
     logprobs            report the log-probability of each token and of this many alternatives
     prompt_logprobs     the same for the tokens of the prompt. The prompt is then computed, not reused
     n                   number of answers (samples)
+    json_schema         the answer is JSON of this schema: a dictionary, JSON text, or a class of pydantic
+    regex               the whole answer matches this regular expression
+    choice              the answer is one of these texts
+    grammar             the answer follows this grammar, in Lark's syntax or in GBNF
+
+    At most one of the last four may be given.
     """
 
     max_tokens: int | None = None
@@ -64,6 +72,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    json_schema: Any = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -72,12 +84,21 @@ class SamplingParams:
             object.__setattr__(self, "logits_processors", (self.logits_processors,))
         self._check_types()
         self._check_ranges()
+        _ = self.structure  # raises if it is wrong
         if self.seed is not None:
             object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers overflow where Python's do not
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "SamplingParams":
         """Settings that are open take their value from `defaults`."""
         return replace(self, **{name: defaults[name] for name in _OPEN if getattr(self, name) is None})
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must look like."""
+        given = {name: getattr(self, name) for name in _STRUCTURES if getattr(self, name) is not None}
+        if len(given) > 1:
+            raise KvarnError(f"{' and '.join(given)} were given: an answer follows one of them, give only one")
+        return next((_STRUCTURES[name](value, name) for name, value in given.items()), None)
 
     def _ensure(self, holds: bool, name: str, rule: str) -> None:
         if not holds:

@@ -5,6 +5,7 @@ keys and values are in the cache. A step computes more of the known tokens. Pref
 hit and recomputation after a preemption need no separate states.
 """
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import SamplingParams
 
 if TYPE_CHECKING:
+    from kvarn.engine.drafting import Drafter
     from kvarn.engine.sampling import Sampled, Sampler
 
 
@@ -31,6 +33,7 @@ class Sample:
     finish_reason: str | None = None  # stop, length, cancelled, error
     limit: str | None = None  # what a sample of finish_reason length reached: max_tokens or context
     constraint: Constraint = FREE
+    complete: bool = False  # its constraint ended it; its last token is text, not an end token
 
     @property
     def output(self) -> list[int]:
@@ -70,6 +73,10 @@ class Request:
     priority: int = 0  # how often eviction skips the blocks that it leaves in the cache
     samples: list[Sample] = field(default_factory=list)
     sampler: "Sampler" = field(init=False)
+    drafter: "Drafter" = field(init=False)  # what the sampler does, for a device
+    host_only: str | None = None  # the setting for which a device cannot sample, if there is one
+    runs_ahead: bool = False  # whether a token can be drawn before the host knows the one before it
+    sampled: Counter[str] = field(default_factory=Counter)  # tokens, by where: `device`, or why the host did
     prompt_logprobs: list["Sampled"] = field(default_factory=list)  # of the second prompt token and those after it
     adoption: Adoption | None = None  # what the prompt reused at its first admission
     preemptions: int = 0

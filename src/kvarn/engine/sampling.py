@@ -5,6 +5,10 @@ logit; otherwise temperature, top-k, top-p, min-p and a random draw follow. The 
 sample k is a function of (seed, k, i), so batching, preemption and restarts do not change it. Ties go
 to the lower id. Log-probabilities are those of the model, before all these steps. All settings of the
 request must have values (`SamplingParams.with_defaults`).
+
+Logits with a bias or a penalty are rounded to f32, and a token's weight is a whole number, exp((score -
+largest score) / temperature) times UNIT. Sums of whole numbers have one result in any order, so a device
+that computes the same function draws the same token (drafting.py, backends/cuda/sampler.py).
 """
 
 import math
@@ -21,6 +25,9 @@ from kvarn.arrays import Doubles, Floats
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import LogitsProcessor, SamplingParams
 from kvarn.errors import BadLogits, KvarnError
+
+UNIT = 2.0**44  # the weight of the likeliest token: 2^18 of them fit an int64
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampled(NamedTuple):
@@ -71,7 +78,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
         for edit in edits:
             edit(scores, history)
         if constraint is not FREE:
-            constraint.mask(scores)
+            constraint.mask(scores, history.output)
             if np.isneginf(scores.max()):
                 raise KvarnError("the constraint of this request allows no token")
         return report(logits, choose(scores, k, history.n_output))
@@ -79,15 +86,19 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
     return sample
 
 
+def bad_logits(largest: float) -> BadLogits:
+    return BadLogits(f"the model's largest logit is {largest}: its weights are damaged, fetch it again")
+
+
 def likeliest_token(logits: Floats) -> int:
     """Raises BadLogits if there is no largest number."""
     likeliest = int(logits.argmax())  # the first NaN, if there is one
     if not math.isfinite(logits[likeliest]):
-        raise BadLogits(f"the model's largest logit is {logits[likeliest]}: its weights are damaged, fetch it again")
+        raise bad_logits(float(logits[likeliest]))
     return likeliest
 
 
-def _value(setting: Value | None) -> Value:
+def value(setting: Value | None) -> Value:
     assert setting is not None, "a setting is open"
     return setting
 
@@ -100,7 +111,7 @@ def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
             raise KvarnError(f"logit_bias names a token outside the vocabulary of {vocab_size}")
         bias = np.array(list(params.logit_bias.values()), np.float64)
         edits.append(lambda scores, history: _add(scores, ids, bias))
-    penalty = _value(params.repetition_penalty)
+    penalty = value(params.repetition_penalty)
     if penalty != 1:
 
         def repetition(scores: Doubles, history: History) -> None:
@@ -116,6 +127,8 @@ def _edits(params: SamplingParams, vocab_size: int) -> list[Edit]:
             scores[ids] -= presence + frequency * counts
 
         edits.append(presence_and_frequency)
+    if edits:
+        edits.append(_round)
     return [*edits, *map(_processing, params.logits_processors)]
 
 
@@ -140,6 +153,10 @@ def _processing(process: LogitsProcessor) -> Edit:
     return edit
 
 
+def _round(scores: Doubles, history: History) -> None:
+    scores[:] = np.clip(scores, -LARGEST, LARGEST).astype(np.float32)
+
+
 def _add(scores: Doubles, ids: NDArray[np.int64], bias: Doubles) -> None:
     scores[ids] += bias
 
@@ -149,25 +166,24 @@ def _greedy(scores: Doubles, k: int, i: int) -> int:
 
 
 def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int], int]:
-    temperature, top_k = _value(params.temperature), _value(params.top_k)
-    top_p, min_p = _value(params.top_p), _value(params.min_p)
+    temperature, top_k = value(params.temperature), value(params.top_k)
+    top_p, min_p = value(params.top_p), value(params.min_p)
 
     def draw(scores: Doubles, k: int, i: int) -> int:
-        ids = _largest(scores, top_k)
+        ids = np.flatnonzero(scores > -np.inf)  # a forbidden token cannot be drawn
+        ids = ids[_largest(scores[ids], top_k)]
         # The maximum is subtracted first: a quotient by a tiny temperature may overflow to -inf, never to +inf.
         with np.errstate(over="ignore"):
             kept = (scores[ids] - scores[ids[0]]) / temperature
-        p = exp(kept)
-        if top_p < 1:
-            mass = np.cumsum(p)
-            before = mass - p  # mass of the likelier tokens: the token that crosses top_p stays
-            n = int(np.count_nonzero(before < top_p * mass[-1]))
-            ids, p = ids[:n], p[:n]
+        weights = np.rint(exp(kept) * UNIT).astype(np.int64)
+        mass = np.cumsum(weights)
+        if top_p < 1:  # the token that crosses it stays
+            reach = max(int(top_p * float(mass[-1])), 1)
+            mass = mass[: int(np.searchsorted(mass, reach)) + 1]
         if min_p:
-            n = int(np.count_nonzero(p >= min_p * p[0]))
-            ids, p = ids[:n], p[:n]
-        mass = np.cumsum(p)
-        return int(ids[min(int(np.searchsorted(mass, uniform(seed, k, i) * mass[-1], side="right")), len(ids) - 1)])
+            mass = mass[: int(np.count_nonzero(weights >= min_p * UNIT))]
+        place = min(int(uniform(seed, k, i) * float(mass[-1])), int(mass[-1]) - 1)
+        return int(ids[np.searchsorted(mass, place, side="right")])
 
     return draw
 

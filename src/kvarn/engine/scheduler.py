@@ -118,6 +118,10 @@ class Scheduler:
         self.running.append(sample)
         return sample
 
+    def steady(self, samples: Container[Sample]) -> bool:
+        """Whether the next step has only samples of these."""
+        return not self.waiting and self._one_by_one.next() is None and all(each in samples for each in self.running)
+
     def isolate(self) -> None:
         """A step failed for an unknown request: preempt all running samples and run each of them alone."""
         for sample in reversed(list(self.running)):

@@ -85,10 +85,24 @@ def _checked(number: int, message: object) -> Message:
     content = message.get("content")
     if isinstance(content, list | tuple) and all(_is_text(part) for part in content):
         return {**message, "content": "\n".join(part["text"] for part in content)}
+    if message.get("tool_calls"):
+        _check_calls(number, message["tool_calls"])
+        content = content or ""
     if not isinstance(content, str):
         what = "has no content" if content is None else f"has a content of {type(content).__name__}"
         raise KvarnError(f"message {number} {what}: give text, or a list of text parts")
     return message
+
+
+def _check_calls(number: int, calls: object) -> None:
+    if not isinstance(calls, list | tuple) or not all(map(_is_call, calls)):
+        like = '[{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}]'
+        raise KvarnError(f"message {number} has tool_calls of another form: give {like}")
+
+
+def _is_call(call: object) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _is_text(part: object) -> bool:

@@ -1,7 +1,10 @@
 """A job: a request with the text of its samples, and its output."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from kvarn.chats.answer import Reader, ToolCall
 from kvarn.engine.engine import Event
 from kvarn.engine.request import Request, Sample
 from kvarn.engine.sampling import Sampled
@@ -31,6 +34,9 @@ class Completion:
     finish_reason   stop (end token or stop text), length, cancelled or error; None while it is computed
     logprobs        one entry per token, if `SamplingParams.logprobs` asked for them
     limit           which limit a completion of finish_reason length reached: max_tokens or context
+    reasoning       of a chat: what the model wrote before its answer, if its format marks it; not part of `text`
+    tool_calls      of a chat with tools: the calls that the model asks for; then finish_reason is tool_calls
+    tool_error      of a chat with tools: why something that looks like a call is none; it is part of `text`
     """
 
     text: str
@@ -38,11 +44,28 @@ class Completion:
     finish_reason: str | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     limit: str | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_error: str | None = None
+
+    def read(self, reader: Reader) -> "Completion":
+        """The same in its parts."""
+        reader.push(self.text)
+        reader.finish()
+        return replace(
+            self,
+            text=reader.content,
+            finish_reason=self.finish_reason and reader.finish_reason(self.finish_reason),
+            reasoning=reader.reasoning,
+            tool_calls=reader.calls,
+            tool_error=reader.error,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The answer to one prompt. `text`, `tokens` and `finish_reason` are those of the first completion.
+    """The answer to one prompt. `text`, `tokens`, `finish_reason`, `reasoning` and `tool_calls` are those of the first
+    completion.
 
     prompt              the text as given; None if token ids or messages were given
     prompt_token_ids    the token ids of the prompt
@@ -75,6 +98,24 @@ class Output:
     def finish_reason(self) -> str | None:
         return self.completions[0].finish_reason
 
+    @property
+    def reasoning(self) -> str:
+        return self.completions[0].reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self.completions[0].tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The first completion as a message, for the next turn of the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_field() for call in self.tool_calls]
+        return message
+
 
 class Listener:
     """Callbacks of a job, on the thread that steps. A callback may cancel jobs; the runner refuses other calls."""
@@ -95,6 +136,7 @@ class Job:
     texts: list[TextStream]
     listener: Listener = SILENT
     prompt: str | None = None  # the text of the prompt, if it was given as text
+    reader: Callable[[], Reader] | None = None  # of a chat: reads the parts of an answer
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     n_taken: int = 0  # tokens of all samples that reached the text
     done: bool = False  # other threads read it, so it is set last, when all text is written
@@ -105,7 +147,7 @@ class Job:
         if sampled.logprob is not None:
             self.logprobs.setdefault(sample.index, []).append(_logprob(sampled))
         text = self.texts[sample.index]
-        ended_by_token = sample.finish_reason == "stop"
+        ended_by_token = sample.finish_reason == "stop" and not sample.complete
         stopped = not ended_by_token and text.push(sampled.token)
         if sample.finish_reason or stopped:
             text.close()
@@ -128,13 +170,14 @@ class Job:
         )
 
     def _completion(self, sample: Sample) -> Completion:
-        return Completion(
+        completion = Completion(
             self.texts[sample.index].text,
             sample.output,
             sample.finish_reason,
             self.logprobs.get(sample.index, []),
             sample.limit,
         )
+        return completion if self.reader is None else completion.read(self.reader())
 
 
 def _logprob(sampled: Sampled) -> TokenLogprob:

@@ -19,14 +19,18 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
+from kvarn.chats.answer import Reader
+from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.engine import Engine, Event
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.request import Request
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
 from kvarn.jobs.turn import Ready, Turn, Uninterrupted
+from kvarn.structured import Compiler
 from kvarn.text.stream import TextStream
 from kvarn.text.tokenizer import Tokenizer
 
@@ -49,6 +53,10 @@ class Runner:
         self._closed = False
         _open.add(self)
 
+    @cached_property
+    def compiler(self) -> Compiler:
+        return Compiler(self._tokenizer, self._tokenizer.eos_ids)
+
     @property
     def busy(self) -> bool:
         """Whether there are unfinished jobs."""
@@ -63,19 +71,29 @@ class Runner:
         priority: int = 0,
         listener: Listener = SILENT,
         text: str | None = None,
+        constrain: Callable[[int], Constraint] | None = None,
+        shown: frozenset[int] = frozenset(),
+        reader: Callable[[], Reader] | None = None,
     ) -> Job:
         """Queue a prompt, whose text is `text` if it has one. It is computed when a thread calls `wait`, `advance` or
-        `step`."""
-        texts = [TextStream(self._tokenizer, prompt, params.stop) for _ in range(params.n)]
+        `step`. `constrain(k)` makes the constraint of sample k; without it, answers follow the structure of `params`,
+        which is compiled here, on the caller's thread. `shown`: control tokens that are part of the answers' text.
+        `reader` makes the reader of an answer's parts."""
+        if constrain is None and (structure := params.structure) is not None:
+            compiled = self.compiler.compile(structure)
+            constrain = lambda k: compiled.start()  # noqa: E731
+        stop = params.stop if constrain is None else ()  # a structure says where it ends
+        texts = [TextStream(self._tokenizer, prompt, stop, shown) for _ in range(params.n)]
+        constrain = constrain or (lambda k: FREE)
 
         added: list[Job] = []
 
         def own(request: Request) -> None:
-            added.append(Job(request, texts, listener, text))
+            added.append(Job(request, texts, listener, text, reader))
             self._jobs[request.id] = added[0]
 
         try:
-            self.call(lambda: self.engine.add(prompt, params, salt, conversation, priority, announce=own))
+            self.call(lambda: self.engine.add(prompt, params, salt, conversation, priority, constrain, own))
             return added[0]
         except BaseException:  # Ctrl-C: the caller gets no job, so cancel it
             for job in added:

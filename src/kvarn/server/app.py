@@ -4,13 +4,16 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from kvarn.chats.answer import Reader
+from kvarn.chats.chats import Constrain
 from kvarn.engine.params import SamplingParams
 from kvarn.llm import LLM
 from kvarn.server import protocol
@@ -20,6 +23,7 @@ from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation
 from kvarn.server.faults import fault
 from kvarn.server.fingerprint import fingerprint_of
+from kvarn.server.ignored import Ignored
 from kvarn.server.metrics import Metrics
 from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
@@ -34,6 +38,14 @@ from kvarn.server.routes import Endpoint, application
 from kvarn.server.worker import Submission, Worker
 
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
+
+
+class Planned(NamedTuple):
+    """What is done for a call. `reader` makes the reader of an answer."""
+
+    submissions: list[Submission]
+    reader: Callable[[], Reader]
+    ignored: list[Ignored]
 
 
 class Service:
@@ -110,36 +122,62 @@ class Service:
 
     async def _generate(self, request: Request, parse: Callable[[bytes], Call]) -> Response:
         caller, entry = self._caller(request), entry_of(request.scope)
-        compute = partial(self._submissions, caller)
-        call, submissions = await self._bodies.process(
-            request, parse, compute, lambda call: self._prompts.threads if call.chat else None
-        )
+        compute = partial(self._planned, caller)
+        call, planned = await self._bodies.process(request, parse, compute, self._threads)
+        submissions = planned.submissions
+        self._metrics.ignored(planned.ignored)
         entry.model = self.name
         if call.request_id is not None and HEADER not in request.headers:
             entry.id = call.request_id
         if self.log.texts:
             entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
-        reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes, self._fingerprint)
-        generation = Generation(self.worker, self.llm.tokenizer, reply, call, caller, self._records, entry)
+        with_reasoning = call.talk is None or call.talk.reasoning
+        reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes, with_reasoning, self._fingerprint)
+        generation = Generation(
+            self.worker,
+            self.llm.tokenizer,
+            reply,
+            call,
+            caller,
+            self._records,
+            entry,
+            planned.reader,
+            planned.ignored,
+        )
         try:
             await generation.start(submissions)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
 
-    def _submissions(self, caller: Caller, call: Call) -> list[Submission]:
+    def _threads(self, call: Call) -> Executor | None:
+        """Those that may wait for templates and structures; None: asyncio's."""
+        return self._prompts.threads if call.chat or call.structure is not None else None
+
+    def _planned(self, caller: Caller, call: Call) -> Planned:
         self._check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        salt = caller.salted(call.cache_salt)
-        if call.chat:
-            return [self._submission(self._prompts.chat(call.messages), call, salt)]
-        return [
-            self._submission(tokens, call, salt, self._prompts.echoed(prompt) if call.echo else "")
-            for prompt, tokens in ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
-        ]
+        submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
+        if call.talk is not None:
+            chat, unused = self._prompts.chat(call, call.talk)
+            submission = submit(chat.tokens, constrain=chat.constrain, shown=chat.shown)
+            return Planned([submission], chat.reader, [*call.ignored, *unused])
+        constrain = self._prompts.constrain(call)
+        echoed = self._prompts.echoed if call.echo else lambda prompt: ""
+        prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
+        submissions = [submit(tokens, echo=echoed(prompt), constrain=constrain) for prompt, tokens in prompts]
+        return Planned(submissions, Reader, call.ignored)
 
-    def _submission(self, prompt: list[int], call: Call, salt: bytes, echo: str = "") -> Submission:
+    def _submission(
+        self,
+        prompt: list[int],
+        call: Call,
+        salt: bytes,
+        echo: str = "",
+        constrain: Constrain | None = None,
+        shown: frozenset[int] = frozenset(),
+    ) -> Submission:
         self._prompts.check_length(len(prompt))
         context = self.llm.cache.longest
         room, max_tokens = context - len(prompt), call.max_tokens
@@ -154,7 +192,7 @@ class Service:
                 "context_length_exceeded",
             )
         params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
-        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo)
+        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, constrain, shown)
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)
@@ -162,7 +200,7 @@ class Service:
             request,
             protocol.tokenize_call,
             self._tokens,
-            lambda body: self._prompts.threads if "messages" in body else None,
+            lambda body: self._prompts.threads if "talk" in body else None,
         )
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 

@@ -7,17 +7,21 @@ case its submissions are cancelled, which frees their blocks before the next ste
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from kvarn.chats.answer import Reader
+from kvarn.dialect import Delta
 from kvarn.engine.explain import Explanation, to_json, without_texts
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.access import Caller
 from kvarn.server.faults import fault, refuse
+from kvarn.server.ignored import Ignored, headers, list_of
 from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.protocol import Call
 from kvarn.server.records import Records
@@ -32,7 +36,8 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-contr
 
 
 class Generation:
-    """`entry`: the request's entry in the log, which the generation holds until the engine has reported the end."""
+    """`entry`: the request's entry in the log, which the generation holds until the engine has reported the end.
+    `reader` makes the reader of an answer. `ignored`: what was accepted without effect."""
 
     def __init__(
         self,
@@ -43,6 +48,8 @@ class Generation:
         caller: Caller,
         records: Records,
         entry: Entry,
+        reader: Callable[[], Reader],
+        ignored: list[Ignored],
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
@@ -51,6 +58,9 @@ class Generation:
         self._caller = caller
         self._records = records
         self._entry = entry
+        self._answers: defaultdict[int, Reader] = defaultdict(reader)  # by choice
+        self._ignored = ignored
+        self._n_reasoning = 0
         self._ended: dict[int, Explanation] = {}
         self._explained = False
         self._holding = False
@@ -99,37 +109,56 @@ class Generation:
             self._holding = False
             self._entry.release()
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return headers(self._ignored)
+
     async def whole(self) -> dict[str, Any]:
         choices = {}
-        async for index, part in self._answers():
-            entries = self._entries(part)
-            choices[index] = self._reply.choice(index, part.text, entries, part.finish_reason or "stop")
-        return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._record())
+        async for index, part in self._parts():
+            self._read(index, part)
+            finish = part.finish_reason or "stop"
+            choices[index] = self._reply.choice(index, self._answers[index], self._entries(part), finish)
+        return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._told())
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """One chunk per piece of text. The last chunk carries the explanation, and the usage if it was asked for."""
+        """One chunk per piece of the answer. The last chunk carries the explanation, and the usage if it was asked
+        for."""
         opened: set[int] = set()
         last: list[dict[str, Any]] = []  # the end of a choice, held back because it may be the last chunk
-        async for index, part in self._answers():
+        async for index, part in self._parts():
+            deltas, finish = self._read(index, part), part.finish_reason
+            finish = finish and self._answers[index].finish_reason(finish)
+            found = self._reply.deltas(index, deltas, self._entries(part), finish)
+            if not found:
+                continue
             for held in last:
                 yield self._chunk(held)
             if self._call.chat and index not in opened:
-                yield self._chunk(self._reply.opening(index))
+                yield self._chunk(self._reply.opening(index, found[0]["delta"]))
             opened.add(index)
             self._n_sampled[index] = part.n_tokens
-            last = [self._reply.delta(index, part.text, self._entries(part), part.finish_reason)]
-            if part.finish_reason is None or self._call.include_usage:
-                yield self._chunk(last[0])
-                last = []
+            last = [found.pop()] if finish and not self._call.include_usage else []
+            for each in found:
+                yield self._chunk(each)
         with_usage = self._call.include_usage or self._call.continuous_usage
-        yield self._reply.chunk(last, self._usage() if with_usage else None, self._record())
+        yield self._reply.chunk(last, self._usage() if with_usage else None, self._told())
+
+    def _read(self, index: int, part: AnswerPart) -> list[Delta]:
+        """The parts of the answer that have become certain."""
+        answer = self._answers[index]
+        deltas = answer.push(part.text)
+        if part.finish_reason:
+            deltas += answer.finish()
+            self._n_reasoning += answer.n_reasoning(part.ends)
+        return deltas
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         if not self._call.continuous_usage:
             return self._reply.chunk([choice])
         return self._reply.chunk([choice], usage_so_far(self._n_prompt_tokens, sum(self._n_sampled.values())))
 
-    async def _answers(self) -> AsyncIterator[tuple[int, AnswerPart]]:
+    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
         while len(self._ended) < len(self._tickets):
             updates = await self._inbox.take()
@@ -148,7 +177,16 @@ class Generation:
         return None if self._call.settings["logprobs"] is None else part.logprobs
 
     def _usage(self) -> dict[str, Any]:
-        return usage_of(list(self._ended.values()), self._n_tokens)
+        return usage_of(list(self._ended.values()), self._n_tokens, self._n_reasoning)
+
+    def _told(self) -> dict[str, Any]:
+        """The object `kvarn` of the answer: the explanation, and what the client should know besides."""
+        told = self._record()
+        if self._ignored:
+            told["ignored"] = list_of(self._ignored)
+        if errors := [each.error for _, each in sorted(self._answers.items()) if each.error]:
+            told["tool_parse_error"] = "; ".join(errors)
+        return told
 
     def _record(self) -> dict[str, Any]:
         """Store the explanation for the caller's key, and return it. What is stored may have less text."""
@@ -202,7 +240,7 @@ class Answer(Response):
 
     async def _once(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response: Response = JSONResponse(await self._generation.whole())
+            response: Response = JSONResponse(await self._generation.whole(), headers=self._generation.headers)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             response = refuse(scope, error)
         try:
@@ -233,7 +271,8 @@ class Answer(Response):
     async def _event(self, send: Send, data: str) -> None:
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+            more = [(name.encode(), text.encode()) for name, text in self._generation.headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *more]})
         message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
         # Not wait_for: it makes a task, and before Python 3.12 it loses a cancellation that comes as the send ends.
         async with asyncio.timeout(self._reader_seconds):

@@ -33,6 +33,7 @@ class EngineCollector(Collector):
         yield from self._cache(self._prefix)
         yield from self._blocks("kvarn")
         yield from self._kernels("kvarn")
+        yield from self._sampling("kvarn")
 
     def _gauge(self, name: str, what: str, value: float, **labels: str) -> Metric:
         family = GaugeMetricFamily(name, what, labels=[*LABELS, *labels])
@@ -105,3 +106,11 @@ class EngineCollector(Collector):
         yield self._counter(f"{prefix}:kv_cache_read_bytes", "bytes read from cells by attention", counters.read)
         yield self._counter(f"{prefix}:kv_cache_written_bytes", "bytes written to cells", counters.written)
         yield self._counter(f"{prefix}:kv_cache_copied_bytes", "bytes copied from cells to cells", counters.copied)
+
+    def _sampling(self, prefix: str) -> Iterator[Metric]:
+        stats = self._engine.stats
+        sampled = {where: float(n) for where, n in dict(stats.sampled).items()}
+        yield self._by("where", f"{prefix}:sampled_tokens", "tokens sampled: `device`, or why the host did", sampled)
+        yield self._counter(
+            f"{prefix}:steps_ahead", "steps launched before the last tokens were read", stats.steps_ahead
+        )

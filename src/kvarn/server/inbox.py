@@ -1,7 +1,7 @@
 """The inbox of a call: it receives updates of submissions from the engine's thread."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvarn.engine.explain import Explanation
@@ -16,6 +16,7 @@ class AnswerPart(NamedTuple):
     logprobs: list[TokenLogprob]
     finish_reason: str | None
     n_tokens: int  # of the sample so far
+    ends: Sequence[int] = ()  # with a finish_reason: how long the text was after each token of the sample
 
 
 class Ended(NamedTuple):
@@ -66,7 +67,7 @@ class Inbox:
         before = self._updates.get(key)
         if isinstance(before, AnswerPart) and isinstance(update, AnswerPart):
             text, logprobs = before.text + update.text, before.logprobs + update.logprobs
-            update = AnswerPart(before.sample, text, logprobs, update.finish_reason, update.n_tokens)
+            update = update._replace(text=text, logprobs=logprobs)
         self._updates[key] = update
 
     async def accepted(self) -> None:

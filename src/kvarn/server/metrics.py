@@ -5,6 +5,7 @@ Metrics that vLLM has, too, have its names, labels, units and buckets, so its da
 Prometheus.
 """
 
+from collections.abc import Sequence
 from inspect import signature
 from itertools import takewhile
 
@@ -14,6 +15,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from kvarn.engine.engine import Engine
 from kvarn.engine.request import Request
 from kvarn.server.engine_metrics import LABELS, EngineCollector, values
+from kvarn.server.ignored import Ignored
+from kvarn.server.request_fields import IGNORED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Newer versions write : in the names of samples as _ unless they are told not to. Older versions have no such setting.
@@ -75,8 +78,20 @@ class Metrics:
         )
         for reason in FINISHED.values():
             self._success.labels(*self._labels, reason)
+        self._ignored = Counter(
+            "kvarn:ignored_fields",
+            "parts of requests that were accepted without effect",
+            [*LABELS, "field"],
+            registry=self._registry,
+        )
+        for name in IGNORED:
+            self._ignored.labels(*self._labels, name)
         self._registry.register(EngineCollector(engine, model, prefix))
         ProcessCollector(registry=self._registry)
+
+    def ignored(self, parts: Sequence[Ignored]) -> None:
+        for part in parts:
+            self._ignored.labels(*self._labels, part.field).inc()
 
     def stepped(self, n_tokens: int) -> None:
         self._observe("iteration_tokens_total", n_tokens)

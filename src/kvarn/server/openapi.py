@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvarn import __version__
-from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
+from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, IGNORED, NO_OPS, TOKENIZE
 from kvarn.server.schema import Json, Schema, nullable
 
 ERROR: Schema = {
@@ -78,9 +78,10 @@ def document() -> Json:
 
 
 def _body(table: Mapping[str, Schema], required: tuple[str, ...]) -> Schema:
-    properties = {name: schema if name in required else nullable(schema) for name, schema in table.items()}
-    properties |= {name: {"enum": [*values, None]} for name, values in NO_OPS.items()}
+    properties: dict[str, Schema] = {name: {"enum": [*values, None]} for name, values in NO_OPS.items()}
     properties |= {name: {"description": "accepted; changes nothing"} for name in HARMLESS}
+    properties |= {name: {"description": "accepted; has no effect, and the answer says so"} for name in IGNORED}
+    properties |= {name: schema if name in required else nullable(schema) for name, schema in table.items()}
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 

@@ -1,17 +1,25 @@
-"""Turns texts and conversations into token ids, and checks token ids. Never called on the engine's thread.
+"""Turns texts and conversations into token ids, and compiles what answers must look like. Never called on the engine's
+thread.
 
 Chat templates run in a child process (templates.py). Conversations have threads of their own, so that a
 slow template delays no other request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+from kvarn.chats.chats import Chats, Constrain, Prepared
+from kvarn.errors import KvarnError
 from kvarn.llm import LLM
+from kvarn.server.ignored import Ignored, is_no_op, of_variables
+from kvarn.server.protocol import Call
 from kvarn.server.refusal import Refusal
+from kvarn.server.talk import Talk
 from kvarn.server.templates import TemplateProcess
+from kvarn.text.quoting import StandIns, n_characters
 from kvarn.text.tokenizer import Prompt
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
@@ -39,22 +47,58 @@ class Prompts:
         if not isinstance(prompt, str):
             self._check_ids(prompt, "prompt")
             return list(prompt)
-        self._check_size(prompt)
+        self._check_size(len(prompt))
         return self._tokenizer.encode(prompt)
 
-    def chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        self._check_size("".join(message["content"] for message in messages))
-        quoted = self._llm.quotes.quote(messages)  # also refuses a template that is wrong, or none
-        text = self._template.render(quoted.values)
-        self._check_size(text)
-        return self._tokenizer.encode(text, special=True, stand_ins=quoted.stand_ins)
+    def chat(self, call: Call, talk: Talk) -> tuple[Prepared, list[Ignored]]:
+        """Ready for an answer. Also what the chat template has no use for."""
+        prompt, stand_ins, ignored = self._prompt(talk)
+        with structure_errors(call.structure_field or "tools"):
+            prepared = self._chats.prepare(prompt, stand_ins, talk.tools, call.structure, talk.split)
+        return prepared, ignored
+
+    def constrain(self, call: Call) -> Constrain | None:
+        """Of a text completion."""
+        if call.structure is None:
+            return None
+        with structure_errors(call.structure_field):
+            compiled = self._llm.runner.compiler.compile(call.structure)
+        return lambda sample: compiled.start()
+
+    def _prompt(self, talk: Talk) -> tuple[str, StandIns, list[Ignored]]:
+        self._check_size(n_characters(talk.messages) + n_characters(talk.tools.shown))
+        variables, ignored = self._variables(talk)
+        prompt, stand_ins = self._chats.prompt(talk.messages, talk.tools, variables)
+        self._check_size(len(prompt))
+        return prompt, stand_ins, ignored
+
+    def _variables(self, talk: Talk) -> tuple[dict[str, Any], list[Ignored]]:
+        """Those of the template, and what it does not use."""
+        names, variables = self._chats.names, dict(talk.variables)
+        ignored = of_variables(variables, names)
+        if talk.effort is not None:
+            variables.setdefault("reasoning_effort", talk.effort)
+            used = "reasoning_effort" in names
+            if talk.effort == "none" and "enable_thinking" in names:
+                variables.setdefault("enable_thinking", False)
+                used = True
+            if not used and not is_no_op("reasoning_effort", talk.effort):
+                ignored.append(Ignored("reasoning_effort", "reasoning_effort"))
+        return variables, ignored
+
+    @cached_property
+    def _chats(self) -> Chats:
+        """Also refuses a template that is wrong, or none."""
+        llm = self._llm
+        return Chats(self._tokenizer, llm.template, self._template.render, llm.quotes, llm.runner.compiler)
 
     def tokenize(self, body: dict[str, Any]) -> list[int]:
-        if "messages" in body:
-            return self.chat(body["messages"])
+        if "talk" in body:
+            prompt, stand_ins, _ = self._prompt(body["talk"])
+            return self._chats.encode(prompt, stand_ins)
         text = body.get("prompt", body.get("content", ""))
         if len(text) > LONG_TEXT:
-            self._check_size(text)
+            self._check_size(len(text))
         return self._tokenizer.encode(text, bos=None if body.get("add_special_tokens", True) else False)
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -81,9 +125,9 @@ class Prompts:
         if any(token >= self._tokenizer.vocab_size for token in tokens):
             raise Refusal(400, f"{field} has an id outside the vocabulary of {self._tokenizer.vocab_size}", field)
 
-    def _check_size(self, text: str) -> None:
+    def _check_size(self, n_characters: int) -> None:
         """Refuse a text that cannot fit before it is tokenized."""
-        self.check_length(len(text) // self._longest_token, at_least=True)
+        self.check_length(n_characters // self._longest_token, at_least=True)
 
     def check_length(self, n_tokens: int, at_least: bool = False) -> None:
         """Refuse a prompt of so many tokens (or more) if it leaves no room for an answer."""
@@ -95,3 +139,13 @@ class Prompts:
                 f"{longest:,} tokens, prompt and answer together: shorten the prompt",
                 code="context_length_exceeded",
             )
+
+
+@contextmanager
+def structure_errors(field: str) -> Iterator[None]:
+    """What cannot be enforced is the fault of this field."""
+    try:
+        yield
+    except KvarnError as error:
+        message = str(error).removeprefix(f"{field}: ")
+        raise Refusal(400, f"{field}: {message}", field, logged=f"{field} cannot be enforced") from None

@@ -1,7 +1,7 @@
 """Parses and checks request bodies. A refusal names the wrong field.
 
-No field is ignored: a field that is not implemented is refused, unless its value is a no-op. Non-goals:
-tokenization, and anything else that needs the model.
+No field is ignored silently: a field that is not implemented is refused, unless its value is a no-op or the answer
+reports it (ignored.py). Non-goals: tokenization, and anything else that needs the model.
 """
 
 import json
@@ -9,10 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from kvarn.errors import BadStructure
+from kvarn.server.ignored import Ignored, is_no_op, of_body
 from kvarn.server.refusal import Refusal
-from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, NO_OPS, TOKENIZE
+from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, IGNORED, TOKENIZE
 from kvarn.server.request_id import sane
-from kvarn.server.schema import Schema, problem, same, show
+from kvarn.server.schema import Schema, problem, show
+from kvarn.server.talk import Talk, talk_of
+from kvarn.structured import (
+    Structure,
+    from_gbnf,
+    from_json_schema,
+    from_response_format,
+    from_structured_outputs,
+)
 from kvarn.text.tokenizer import Prompt
 
 # Items take more memory than their text. Their separators are counted, also those in strings: a text with so many
@@ -23,18 +33,24 @@ MOST_CHOICES = 128  # prompts times n of one call
 COMPLETION_TOKENS = 16  # OpenAI's default max_tokens of a completion; a chat may fill the context
 UNLIMITED = -1  # a max_tokens: as many as fit
 RANDOM = -1  # a seed: vLLM and llama.cpp draw one
+STRUCTURES = {
+    "response_format": from_response_format,
+    "structured_outputs": from_structured_outputs,
+    "json_schema": from_json_schema,
+    "grammar": from_gbnf,
+}
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A valid request for text."""
 
-    chat: bool
-    messages: list[Message]  # of a chat
+    talk: Talk | None  # of a chat
     prompts: list[Prompt]  # of a completion
+    structure: Structure | None  # what the answer must look like
+    structure_field: str  # the field that has it
+    ignored: list[Ignored]  # what was accepted without effect
     settings: dict[str, Any]  # arguments of SamplingParams, without max_tokens; those that the request has
     max_tokens: int | None  # None: not given
     default_tokens: int | None  # if max_tokens is not given; None: as many as fit
@@ -46,6 +62,10 @@ class Call:
     request_id: str | None
     cache_salt: str | None
     cache_priority: int
+
+    @property
+    def chat(self) -> bool:
+        return self.talk is not None
 
     @property
     def n(self) -> int:
@@ -62,8 +82,7 @@ def chat_call(raw: bytes) -> Call:
     if len(limits) > 1:
         raise Refusal(400, "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     logprobs = int(top or 0) if body.get("logprobs") else None
-    messages = [_message(m) for m in body["messages"]]
-    return _call(body, messages=messages, logprobs=logprobs, limit=max(limits, default=None))
+    return _call(body, talk=talk_of(body), logprobs=logprobs, limit=max(limits, default=None))
 
 
 def completion_call(raw: bytes) -> Call:
@@ -81,7 +100,7 @@ def tokenize_call(raw: bytes) -> dict[str, Any]:
     if sum(name in body for name in ("prompt", "content", "messages")) != 1:
         raise Refusal(400, "give prompt (a text) or messages", "prompt")
     if "messages" in body:
-        body["messages"] = [_message(m) for m in body["messages"]]
+        body["talk"] = talk_of(body)
     return body
 
 
@@ -123,20 +142,25 @@ def _checked(raw: bytes, table: Mapping[str, Schema], required: tuple[str, ...])
         if name in table:
             if wrong := problem(value, table[name], name):
                 raise Refusal(400, wrong.message, name, logged=wrong.unquoted)
-        elif name in NO_OPS and any(same(value, each) for each in NO_OPS[name]):
-            continue
-        elif name not in HARMLESS:
+        elif name not in HARMLESS and name not in IGNORED and not is_no_op(name, value):
             shown = show(name)[1:-1]
             raise Refusal(400, f"{shown} is not implemented here: leave it out", shown, "unsupported_parameter")
     return body
 
 
-def _message(message: Message) -> Message:
-    role, content = message["role"], message["content"]
-    if isinstance(content, list):
-        content = "\n".join(part["text"] for part in content)
-    named = {"name": message["name"]} if message.get("name") else {}
-    return {"role": "system" if role == "developer" else role, "content": content, **named}
+def _structure(body: dict[str, Any]) -> tuple[Structure | None, str]:
+    """What the answer must look like, and the field that says so."""
+    found: list[tuple[Structure, str]] = []
+    for name, read in STRUCTURES.items():
+        try:
+            structure = read(body.get(name))
+        except BadStructure as error:
+            raise Refusal(400, str(error), name, logged=f"{name} cannot be used") from None
+        if structure is not None:
+            found.append((structure, name))
+    if len(found) > 1:
+        raise Refusal(400, f"{found[0][1]} and {found[1][1]} both shape the answer: give one of them", found[1][1])
+    return found[0] if found else (None, "")
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -156,7 +180,7 @@ def _call(
     body: dict[str, Any],
     logprobs: int | None,
     limit: int | None,
-    messages: list[Message] | None = None,
+    talk: Talk | None = None,
     prompts: list[Prompt] | None = None,
 ) -> Call:
     stream, options = bool(body.get("stream", False)), body.get("stream_options", {})
@@ -164,14 +188,16 @@ def _call(
         raise Refusal(400, "stream_options needs stream: true", "stream_options")
     if "request_id" in body and not sane(body["request_id"]):
         raise Refusal(400, "request_id has characters that a header cannot carry: use printable ASCII", "request_id")
-    chat = messages is not None
+    structure, structure_field = _structure(body)
     return Call(
-        chat=chat,
-        messages=messages or [],
+        talk=talk,
         prompts=prompts or [],
+        structure=structure,
+        structure_field=structure_field,
+        ignored=of_body(body),
         settings=_settings(body, logprobs),
         max_tokens=None if limit == UNLIMITED else limit,
-        default_tokens=None if chat or limit == UNLIMITED else COMPLETION_TOKENS,
+        default_tokens=None if talk or limit == UNLIMITED else COMPLETION_TOKENS,
         model=body.get("model"),
         stream=stream,
         echo=bool(body.get("echo")),

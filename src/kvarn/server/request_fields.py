@@ -1,10 +1,12 @@
 """The fields of the requests and their schemas, for checking requests and for the OpenAPI document.
 
-A field that is in no table is refused. So is a field of `NO_OPS` whose value is not one of those listed.
+A field that is in no table is refused. So is a field of `NO_OPS` whose value is not one of those listed. A field of
+`IGNORED` is accepted without effect, and the answer says so.
 """
 
 from typing import Any
 
+from kvarn.server.chat_fields import MARKUP, MESSAGE, STRUCTURES
 from kvarn.server.schema import Schema
 
 STOP: Schema = {"type": "string", "maxLength": 1024, "description": "an empty text stops nothing"}
@@ -68,33 +70,11 @@ SHARED: dict[str, Schema] = {
     },
 }
 
-ABSENT = (  # in messages that clients send back as they got them
-    *("function_call", "refusal", "audio", "parsed", "tool_call_id"),
-    *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
-)
-NOTHING: Schema = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
-PART: Schema = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text"]}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-MESSAGE: Schema = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}]},
-        "name": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        **{key: {"type": "null"} for key in ABSENT},
-        **dict.fromkeys(("tool_calls", "annotations"), NOTHING),  # OpenAI's own answers have empty lists
-    },
-    "required": ["role", "content"],
-    "additionalProperties": False,
-}
-
 CHAT: dict[str, Schema] = {
     "messages": {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 4096},
     **SHARED,
+    **STRUCTURES,
+    **MARKUP,
     "max_completion_tokens": SHARED["max_tokens"],
     "logprobs": {"type": "boolean"},
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
@@ -108,6 +88,7 @@ COMPLETION: dict[str, Schema] = {
         ]
     },
     **SHARED,
+    **STRUCTURES,
     "echo": {"type": "boolean", "description": "the answer begins with the prompt; logprobs are of both"},
     "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
 }
@@ -116,6 +97,8 @@ TOKENIZE: dict[str, Schema] = {
     "prompt": {"type": "string"},
     "content": {"type": "string", "description": "another name of prompt"},
     "messages": CHAT["messages"],
+    "tools": CHAT["tools"],
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
     "model": SHARED["model"],
     "add_special_tokens": {"type": "boolean", "description": "a BOS token where the model has one (default: true)"},
 }
@@ -124,11 +107,11 @@ DETOKENIZE: dict[str, Schema] = {
     "model": SHARED["model"],
 }
 
-NO_OPS: dict[str, list[Any]] = {  # fields that are not implemented, and the values that have no effect
+# Fields that an endpoint does not have, and the values that have no effect.
+NO_OPS: dict[str, list[Any]] = {
     "best_of": [1],
     "echo": [False],
     "suffix": [""],
-    "response_format": [{"type": "text"}],
     "tools": [[]],
     "tool_choice": ["none", "auto"],
     "parallel_tool_calls": [True, False],
@@ -140,8 +123,6 @@ NO_OPS: dict[str, list[Any]] = {  # fields that are not implemented, and the val
     "reasoning_effort": ["none"],
     "moderation": [],
     "audio": [],
-    "prediction": [],
-    "web_search_options": [],
     # vLLM's
     "add_generation_prompt": [True],
     "bad_words": [[]],
@@ -165,14 +146,13 @@ NO_OPS: dict[str, list[Any]] = {  # fields that are not implemented, and the val
     "cache_prompt": [True],
     "dry_multiplier": [0],
     "dynatemp_range": [0],
-    "grammar": [""],
     "id_slot": [-1],
     "min_keep": [0],
     "mirostat": [0],
     "n_keep": [0],
     "n_probs": [0],
     "post_sampling_probs": [False],
-    "reasoning_format": ["none"],
+    "reasoning_format": ["none", "auto", "deepseek"],
     "repeat_penalty": [1],
     "return_progress": [False],
     "t_max_predict_ms": [0],
@@ -182,3 +162,8 @@ NO_OPS: dict[str, list[Any]] = {  # fields that are not implemented, and the val
     "xtc_probability": [0],
 }
 HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they do not change the answer
+# Accepted without effect, and reported: they ask for a service, a speed or a style that this server does not have.
+IGNORED = (
+    *("service_tier", "verbosity", "prediction", "web_search_options"),
+    *("prompt_cache_retention", "prompt_cache_options"),
+)

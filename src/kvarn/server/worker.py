@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvarn.chats.chats import Constrain
 from kvarn.engine.engine import Event
 from kvarn.engine.explain import explain
 from kvarn.engine.params import SamplingParams
@@ -40,6 +41,8 @@ class Submission(NamedTuple):
     priority: int
     stream: bool
     echo: str = ""  # the answer begins with this text
+    constrain: Constrain | None = None  # makes the constraint of a sample
+    shown: frozenset[int] = frozenset()  # control tokens that are part of the text
 
 
 class Ticket(Listener):
@@ -56,12 +59,13 @@ class Ticket(Listener):
         sample = event.sample
         self._worker.metrics.token(event.gap)
         if self.submission.stream:
-            text = job.texts[sample.index].take()
+            stream = job.texts[sample.index]
+            text, ends = stream.take(), stream.ends if sample.finish_reason else ()
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if sample.n_output == 1:
                 text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
             if text or logprobs or sample.finish_reason:
-                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output))
+                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
@@ -71,7 +75,7 @@ class Ticket(Listener):
                 if completion.finish_reason != "cancelled":
                     text, n = self.submission.echo + completion.text, len(completion.tokens)
                     logprobs = _of_prompt(job) + completion.logprobs
-                    self.put(AnswerPart(index, text, logprobs, completion.finish_reason, n))
+                    self.put(AnswerPart(index, text, logprobs, completion.finish_reason, n, job.texts[index].ends))
         request = job.request
         n_tokens = sum(sample.n_output for sample in request.samples)
         reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)
@@ -185,7 +189,13 @@ class Worker:
             if self.fault is not None:
                 raise dead()
             ticket.job = self._runner.add(
-                submission.prompt, submission.params, submission.salt, priority=submission.priority, listener=ticket
+                submission.prompt,
+                submission.params,
+                submission.salt,
+                priority=submission.priority,
+                listener=ticket,
+                constrain=submission.constrain,
+                shown=submission.shown,
             )
         except Exception as error:  # noqa: BLE001 (it fails this request only)
             self._open.discard(ticket)

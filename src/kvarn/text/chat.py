@@ -86,6 +86,7 @@ class ChatTemplate:
         try:
             environment = _environment()
             tree = environment.parse(source)
+            names = {node.name for node in tree.find_all(nodes.Name)}
             strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -93,6 +94,7 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 (the source is not trusted)
             raise BadModel(f"the chat template cannot be compiled: {_one_line(error)}") from None
         self.strings = (source, *sorted(strings))  # what it is made of: the source, and the string literals in it
+        self.names = frozenset(names)  # of the variables that it uses
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(

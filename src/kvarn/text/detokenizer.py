@@ -6,15 +6,18 @@ stop strings.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from kvarn.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False, after: Sequence[int] = ()) -> None:
-        """`after`: the prompt before the tokens. Without it, a leading space is removed as SentencePiece's prefix."""
-        self._pieces = tokenizer.pieces(special=special)
+    def __init__(
+        self, tokenizer: Tokenizer, *, special: bool = False, shown: Container[int] = (), after: Sequence[int] = ()
+    ) -> None:
+        """`shown`: control tokens that appear even if not `special`. `after`: the prompt before the tokens. Without it,
+        a leading space is removed as SentencePiece's prefix."""
+        self._pieces = tokenizer.pieces(special=special, shown=shown)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for id in after[-1:]:
             self._pieces.push(id)

@@ -88,6 +88,14 @@ class Quoting:
         return "".join(parts)
 
 
+def n_characters(values: Any) -> int:
+    """Of all texts in what `quote` takes."""
+    try:
+        return sum(map(len, _texts(values)))
+    except RecursionError:
+        raise KvarnError("the messages are nested too deeply: give fewer levels of lists and objects") from None
+
+
 def restored(text: str, stand_ins: StandIns) -> str:
     for stand_in, end in stand_ins.items():
         text = text.replace(stand_in, end)

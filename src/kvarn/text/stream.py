@@ -4,24 +4,30 @@
 one. One thread may take while another thread pushes, because text that `take` may return never changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from kvarn.text.detokenizer import Detokenizer
 from kvarn.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = (), shown: Container[int] = ()
+    ) -> None:
+        """`shown`: control tokens that are part of the text."""
         self.text = ""  # ends before the stop string, if there was one
+        self.ends: list[int] = []  # how long the text was after each token
         self._stop = tuple(stop)
-        self._detokenizer = Detokenizer(tokenizer, after=prompt)
+        self._detokenizer = Detokenizer(tokenizer, shown=shown, after=prompt)
         self._certain = 0  # characters that can no longer change; set after the text
         self._taken = 0
         self._closed = False
 
     def push(self, token: int) -> bool:
         """Add a token. True if the text has reached a stop string; it then ends before the stop string."""
-        return self._add(self._detokenizer.push(token))
+        stopped = self._add(self._detokenizer.push(token))
+        self.ends.append(len(self.text))
+        return stopped
 
     def close(self) -> None:
         """There are no more tokens, so the text that was held back is certain."""

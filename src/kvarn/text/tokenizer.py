@@ -7,7 +7,7 @@ user's text cannot start a turn. Non-goals: chat templates (chat.py), an end-of-
 truncation, batches.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,16 @@ class Tokenizer:
         """Bytes that are not UTF-8 become U+FFFD. Control tokens appear only if `special`."""
         return b"".join(map(self.pieces(special=special).push, ids)).decode("utf-8", "replace")
 
-    def pieces(self, *, special: bool = False) -> TokenBytes:
-        """A stream of the bytes that `decode` joins, token by token."""
-        return TokenBytes(self._vocabulary, special)
+    def pieces(self, *, special: bool = False, shown: Container[int] = ()) -> TokenBytes:
+        """A stream of the bytes that `decode` joins, token by token. `shown`: control tokens that appear even if not
+        `special`."""
+        return TokenBytes(self._vocabulary, special, shown)
+
+    def control_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """The control tokens whose names are in one of these texts, without those that end a turn."""
+        texts, name_of = list(texts), self._vocabulary.tokens
+        found = (id for id in self._vocabulary.control if id not in self.eos_ids)
+        return frozenset(id for id in found if name_of[id] and any(name_of[id] in text for text in texts))
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of the token, independent of its place in a text. Those of a control token are its name."""
@@ -61,6 +68,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._vocabulary.tokens)
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """The tokens that are no text: `decode` writes them only if `special`."""
+        return self._vocabulary.control
 
     @property
     def control_texts(self) -> Sequence[str]:

@@ -87,9 +87,12 @@ class Board:
 
     # -- kernels over rows -----------------------------------------------------------------------------------------
 
-    def embed(self, form: str, tokens: Sequence[int], weight: Array, scale: float = 1.0) -> Array:
+    def embed(
+        self, form: str, tokens: Sequence[int], weight: Array, scale: float = 1.0, sampled: Sequence[int] = (0,)
+    ) -> Array:
         width, stride = weight.shape[1], align(weight.shape[1], specs.DEPTH)
-        given = self.put(np.array(tokens, np.int32)), self.put(encoded(widened(weight, stride), form))
+        ids = (self.put(np.array(each, np.int32)) for each in (tokens, sampled))
+        given = *ids, self.put(encoded(widened(weight, stride), form))
         out = self.room(4 * len(tokens) * width)
         self.rows(specs.embed(form), len(tokens), width, *given, out, width, stride, scale)
         return self.get(out, (len(tokens), width), "f32")
@@ -163,11 +166,14 @@ class Board:
         self.driver.upload(matrix.headers, words)
         return matrix, expanded(planes, codes, headers)[: len(rows), :width].astype(np.float64) * matrix.scale
 
-    def embed_packed(self, matrix: Matrix, tokens: Sequence[int], width: int, scale: float = 1.0) -> Array:
+    def embed_packed(
+        self, matrix: Matrix, tokens: Sequence[int], width: int, scale: float = 1.0, sampled: Sequence[int] = (0,)
+    ) -> Array:
         planes = matrix.planes
         out = self.room(4 * len(tokens) * width)
         shape = (planes.bits, planes.field, int(planes.offsets), planes.blocks, planes.span, planes.tiles, planes.words)
-        places = (self.put(np.array(tokens, np.int32)), matrix.address, matrix.headers, out)
+        ids = (self.put(np.array(each, np.int32)) for each in (tokens, sampled))
+        places = (*ids, matrix.address, matrix.headers, out)
         sizes = (width, matrix.padded, matrix.units)
         self.rows(specs.embed_packed(), len(tokens), width, *places, *sizes, *shape, scale * matrix.scale)
         return self.get(out, (len(tokens), width), "f32")

@@ -68,7 +68,8 @@ class Loaded:
         self.program: Any = backend.load(self.checkpoint, graph, max_tokens, quiet)
 
     def cache(self, context: int, **settings: Any) -> tuple[Any, KVCache]:
-        settings = {"strategy": "paged", "codec": "bf16", "max_chunk": context} | settings
+        usual = {"strategy": "paged", "codec": "bf16", "max_chunk": context, "ahead": self.backend.ahead}
+        settings = usual | settings
         planned = plan(CacheConfig(self.config.layer_specs, context, **settings), self.backend.default_layout)
         return self.backend.memory(planned), KVCache(planned)
 

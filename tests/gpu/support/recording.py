@@ -51,6 +51,7 @@ class Graph(NamedTuple):
 class Event:
     def __init__(self) -> None:
         self.ms: float | None = None  # None: not recorded yet
+        self.arriving: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # what is received before it
 
 
 def _addresses(function: Function, args: Sequence[int | float]) -> Iterator[int]:
@@ -74,6 +75,7 @@ class RecordingDriver:
         self._functions: dict[Kernel, Function] = {}
         self._pinned: list[NDArray[np.uint8]] = []
         self._in_flight: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # what is being sent, and a copy of it
+        self._arriving: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []  # where to, and what
         self._clock = 0.0
 
     def launches(self, name: str | None = None) -> list[Call]:
@@ -129,6 +131,16 @@ class RecordingDriver:
         self._note("send", address, data.nbytes)
         self._in_flight.append((data, data.copy()))
         self._write(address, data)
+
+    def receive(self, address: int, out: NDArray[np.uint8]) -> None:
+        """The bytes are there when an event after it was waited for; until then they are 0xFF."""
+        self._check(address, out.nbytes, out)
+        assert any(np.may_share_memory(out, each) for each in self._pinned), "receive takes pinned memory"
+        self._note("receive", address, out.nbytes)
+        data = np.empty_like(out)
+        self._read(address, data)
+        out[...] = 0xFF
+        self._arriving.append((out, data))
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self._check(address, nbytes)
@@ -186,11 +198,16 @@ class RecordingDriver:
         self._note("record")
         self._clock += 1.0
         event.ms = self._clock
+        event.arriving, self._arriving = self._arriving, []
 
     def wait(self, event: Event) -> None:
-        """Everything has arrived, and not only what came before the event."""
-        self._note("wait")
+        """Everything that was sent has arrived, and not only what came before the event. The call says how many
+        copies to the host came with it."""
+        self._note("wait", len(event.arriving))
         self._arrive()
+        for out, data in event.arriving:
+            out[...] = data
+        event.arriving = []
 
     def elapsed(self, start: Event, end: Event) -> float:
         assert start.ms is not None, "the start was not recorded"

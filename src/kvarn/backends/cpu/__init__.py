@@ -23,6 +23,7 @@ LARGEST_HEAD = 256  # kMaxHeadDim in native/view.hpp
 class Cpu:
     name = "cpu"
     default_layout = "columns"
+    ahead = 0
 
     def __init__(self, pool: native.Pool | None = None) -> None:
         self.pool = pool or make_pool(None)

@@ -21,6 +21,7 @@ _opening = Lock()
 class Cuda:
     name = "cuda"
     default_layout = "head-major"
+    ahead = 1
 
     def __init__(self, driver: Device, kernels: str, exact: bool) -> None:
         """A device whose driver has all kernels. `kernels` says where they came from."""

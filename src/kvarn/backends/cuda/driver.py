@@ -49,7 +49,7 @@ class Device(Protocol):
     def release(self, address: int) -> None: ...
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Host memory from which `send` can copy."""
+        """Host memory for `send` and `receive`."""
 
     def upload(self, address: int, data: NDArray[Any]) -> None:
         """Copy to the device and wait."""
@@ -59,6 +59,9 @@ class Device(Protocol):
 
     def send(self, address: int, data: NDArray[np.uint8]) -> None:
         """Copy pinned memory to the device, in the order of the stream, without waiting."""
+
+    def receive(self, address: int, out: NDArray[np.uint8]) -> None:
+        """Copy to pinned memory, in the order of the stream, without waiting."""
 
     def fill(self, address: int, byte: int, nbytes: int) -> None: ...
 
@@ -186,6 +189,9 @@ class Driver:
 
     def send(self, address: int, data: NDArray[np.uint8]) -> None:
         self._call(self._api.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
+
+    def receive(self, address: int, out: NDArray[np.uint8]) -> None:
+        self._call(self._api.cuMemcpyDtoHAsync(out.ctypes.data, address, out.nbytes, self._stream))
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self._call(self._api.cuMemsetD8Async(address, byte, nbytes, self._stream))

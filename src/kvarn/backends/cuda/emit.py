@@ -221,17 +221,13 @@ class _Emitter:
 
     def _embed(self, kind: kinds.Embed) -> None:
         matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
-        planes, tokens = matrix.planes, Input("tokens")
+        planes, ids = matrix.planes, (Input("tokens"), Input("sampled"))
         if planes is None:
-            self._launch(
-                kind.weight,
-                specs.embed(matrix.form),
-                (tokens, matrix.address, out, out.width, matrix.depth, kind.scale),
-                out.width,
-            )
+            args = (*ids, matrix.address, out, out.width, matrix.depth, kind.scale)
+            self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
             return
         shape = (planes.bits, planes.field, int(planes.offsets), planes.blocks, planes.span, planes.tiles, planes.words)
-        places = (tokens, matrix.address, matrix.headers, out, out.width, matrix.padded, matrix.units)
+        places = (*ids, matrix.address, matrix.headers, out, out.width, matrix.padded, matrix.units)
         self._launch(kind.weight, specs.embed_packed(), (*places, *shape, kind.scale * matrix.scale), out.width)
 
     def _norm(self, kind: kinds.Norm) -> None:

@@ -2,7 +2,8 @@
 
 A graph is captured at the first step of its bucket of rows and buckets of splits, and replayed for all
 later ones. Rows that pad a bucket see nothing and write nothing that is read. A graph names memory by its
-address, so all graphs are dropped when the workspace or the inbox moves, or when another cache comes.
+address, so all graphs are dropped when the workspace, the inbox or the array of sampled tokens moves, or
+when another cache comes.
 Moves of blocks and edits of tables are launched before it.
 """
 
@@ -25,12 +26,13 @@ class Graphs:
         self._graphs: dict[Key, Graph] = {}
         self._bound: list[weakref.ref[Allocation] | None] = []  # the memory that the graphs name
 
-    def run(self, memory: CudaMemory, frame: Frame) -> None:
+    def run(self, memory: CudaMemory, frame: Frame, sampled: Allocation) -> None:
         """All operations of a step, from a graph if it can be one."""
         if not frame.bucket:
             self._launch(memory, frame)
             return
-        bound = [None if each is None else weakref.ref(each) for each in (self._workspace.memory, *memory.movable)]
+        named = (self._workspace.memory, sampled, *memory.movable)
+        bound = [None if each is None else weakref.ref(each) for each in named]
         if bound != self._bound:
             self._graphs, self._bound = {}, bound
         key = (frame.bucket, *(group.bucket for group in frame.groups))

@@ -55,6 +55,7 @@ class Frame:
     longest_run: int  # tokens of the largest
     bucket: int  # rows with the padding, if every sequence has one new token and all are wanted; otherwise 0
     tokens: int = 0
+    sampled: int = 0  # tokens of the last step's draws
     positions: int = 0
     rows: int = 0  # the row of the table of each token
     wanted: int = 0

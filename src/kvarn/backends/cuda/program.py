@@ -1,22 +1,24 @@
 """A model on the device: launches in order, and what a step takes to and from the host.
 
-A step copies its integers to the device, launches, and returns. `Logits.rows` waits. Decode steps are
-replayed as graphs. Times come from events on the device: of all operations while tracing, and of attention
-in one step of SAMPLED. Such a step is launched without a graph.
+A step copies its integers to the device, launches, and returns. `Logits.sample` and `rows` wait. Decode
+steps are replayed as graphs. Times come from events on the device: of all operations while tracing, and of
+attention in one step of SAMPLED. Such a step is launched without a graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 
 from kvarn.arrays import Floats
-from kvarn.backends.base import Span
+from kvarn.backends.base import Draw, Span
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.emit import emit
 from kvarn.backends.cuda.graphs import Graphs
 from kvarn.backends.cuda.inbox import Frame, in_bucket
 from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.sampler import Sampler
 from kvarn.backends.cuda.specs import TYPE_BYTES
 from kvarn.backends.cuda.timeline import Timeline
 from kvarn.backends.cuda.weights import Weights
@@ -28,7 +30,7 @@ from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
 from kvarn.models.config import ModelConfig
 
-LOGIT_ROWS = 64  # rows of logits on the device; more are computed and copied in parts
+LOGIT_ROWS = 64  # rows of logits on the device, a multiple of 4; more are computed in parts
 SAMPLED = 64  # one of this many steps is timed
 
 
@@ -46,6 +48,9 @@ class CudaProgram:
         self._hidden = graph.nodes[-1].inputs[0].width
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)
         self.graphs = Graphs(driver, self._emitted.operations, self._emitted.workspace)
+        self._first = 0  # the wanted row at which the logits on the device begin
+        self._sampler = Sampler(driver, self._vocabulary, LOGIT_ROWS)
+        self._sampled: tuple[Frame, int] | None = None  # the last step, and how many tokens the next one can name
         self._timeline = Timeline(driver)
         self._untimed = 0  # steps since the last timed one
         self._tracing = False
@@ -58,7 +63,8 @@ class CudaProgram:
     @property
     def workspace(self) -> int:
         memory = self._emitted.workspace.memory
-        return self._logits.nbytes + self._emitted.products.nbytes + (0 if memory is None else memory.nbytes)
+        held = self._logits.nbytes + self._emitted.products.nbytes + self._sampler.nbytes
+        return held + (0 if memory is None else memory.nbytes)
 
     def reserve(self, tokens: int) -> None:
         """Allocate the workspace for steps of this many tokens; a larger step allocates it again."""
@@ -85,6 +91,7 @@ class CudaProgram:
     def _compute(self, memory: CudaMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Frame:
         """Launch everything up to the input of the logits."""
         self._check(step, tokens, wanted)
+        self._sampled = None
         self._driver.bind()
         self.reserve(len(step.positions))
         timed = self._tracing or self._n_steps % SAMPLED == 0
@@ -92,21 +99,23 @@ class CudaProgram:
         if timed:
             self._timeline.read()
         frame = memory.apply(step, tokens, wanted)
+        frame.sampled = self._sampler.tokens.address
         memory.count(frame)
         if timed:
             steps, self._untimed = 1 + self._untimed, 0
             self._timeline.launch(self._emitted.operations, memory, frame, steps, self._tracing)
         else:
             self._untimed += 1
-            self.graphs.run(memory, frame)
+            self.graphs.run(memory, frame, self._sampler.tokens)
         return frame
 
     def _check(self, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> None:
         """A wrong number would read outside of an array on the device."""
         if len(tokens) != len(step.positions):
             raise BadStep(f"the step has {len(step.positions)} positions, and {len(tokens)} tokens were given")
-        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self.config.vocab_size:
-            raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}")
+        named = 0 if self._sampled is None else self._sampled[1]
+        if len(tokens) and not -named <= min(tokens) <= max(tokens) < self.config.vocab_size:
+            raise BadStep(f"a token is outside of the vocabulary, 0 to {self.config.vocab_size - 1}, or not sampled")
         if len(wanted) and not 0 <= min(wanted) <= max(wanted) < len(tokens):
             raise BadStep(f"a wanted row is outside of the step, 0 to {len(tokens) - 1}")
         if len(wanted) > len(tokens):
@@ -114,23 +123,53 @@ class CudaProgram:
 
     # -- logits ----------------------------------------------------------------------------------------------------
 
-    def _launch_logits(self, frame: Frame, start: int) -> int:
-        """Compute the logits of LOGIT_ROWS wanted rows, or of those that are left; return how many."""
+    def _launch_logits(self, frame: Frame, start: int) -> None:
+        """Compute the logits of LOGIT_ROWS wanted rows, or of those that are left."""
         last, matrix = self._emitted.last, self._emitted.logits
         n_rows = min(frame.n_wanted - start, LOGIT_ROWS)
         if n_rows > 0:
             x = last.address + start * last.stride * TYPE_BYTES[last.form]
             self._emitted.products.launch(x, matrix, self._logits.address, self._vocabulary, n_rows)
-        return n_rows
+        self._first = start
 
-    def fetch_logits(self, frame: Frame) -> Floats:
-        """The logits of the step's wanted rows, of which `run` has launched the first part."""
+    def _hold_logits(self, frame: Frame, start: int) -> None:
+        """Compute these logits, unless they are on the device. `run` has launched the first ones."""
+        if self._first != start:
+            self._launch_logits(frame, start)
+
+    def sample(self, frame: Frame, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
+        """The draws are in ascending order of rows."""
         self._driver.bind()
-        found = np.empty((frame.n_wanted, self._vocabulary), np.float32)
-        for start in range(0, frame.n_wanted, LOGIT_ROWS):
-            if start:
-                self._launch_logits(frame, start)
-            self._driver.download(self._logits.address, found[start : start + LOGIT_ROWS])
+        rounds = [
+            (start, part[at : at + LOGIT_ROWS])
+            for start, group in groupby(draws, lambda draw: draw.row // LOGIT_ROWS * LOGIT_ROWS)
+            for part in [list(group)]
+            for at in range(0, len(part), LOGIT_ROWS)
+        ]
+        self._sampler.begin(len(rounds))
+        for turn, (start, part) in enumerate(rounds):
+            self._hold_logits(frame, start)
+            self._sampler.launch(turn, self._logits.address, start, part, n_tokens)
+        whole = all(len(part) == LOGIT_ROWS for _, part in rounds[:-1])
+        self._sampled = (frame, len(draws)) if whole else None
+        return self._sampler.receive([len(part) for _, part in rounds])
+
+    def sampled_last(self, frame: Frame) -> bool:
+        return self._sampled is not None and self._sampled[0] is frame
+
+    def fetch_logits(self, frame: Frame, wanted: Sequence[int]) -> Floats:
+        """The logits of these wanted rows, in ascending order."""
+        self._driver.bind()
+        found = np.empty((len(wanted), self._vocabulary), np.float32)
+        row_bytes, at = 4 * self._vocabulary, 0
+        while at < len(wanted):
+            start = wanted[at] // LOGIT_ROWS * LOGIT_ROWS
+            n = 1  # rows that follow each other
+            while at + n < len(wanted) and wanted[at + n] == wanted[at] + n < start + LOGIT_ROWS:
+                n += 1
+            self._hold_logits(frame, start)
+            self._driver.download(self._logits.address + (wanted[at] - start) * row_bytes, found[at : at + n])
+            at += n
         return found
 
     # -- times -----------------------------------------------------------------------------------------------------
@@ -147,11 +186,17 @@ class CudaProgram:
 class CudaLogits:
     """Logits that stay on the device until they are asked for."""
 
+    samples = True
+
     def __init__(self, program: CudaProgram, frame: Frame) -> None:
         self._program, self._frame = program, frame
-        self._rows: Floats | None = None
 
-    def rows(self) -> Floats:
-        if self._rows is None:
-            self._rows = self._program.fetch_logits(self._frame)
-        return self._rows
+    def sample(self, draws: Sequence[Draw], n_tokens: int) -> Callable[[], list[int]]:
+        return self._program.sample(self._frame, draws, n_tokens)
+
+    @property
+    def latest(self) -> bool:
+        return self._program.sampled_last(self._frame)
+
+    def rows(self, wanted: Sequence[int] | None = None) -> Floats:
+        return self._program.fetch_logits(self._frame, range(self._frame.n_wanted) if wanted is None else wanted)

@@ -41,6 +41,9 @@ WIDE = 16384  # rows of a matrix that has enough large tiles for one row of them
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
+PEAK_PART = 4096  # tokens of a program of `peak`
+BUCKETS = 2048  # of tokens with similar scores, for draws
+SETTINGS = 8  # numbers of a draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
 
 @cache
 def embed(weight: str) -> Kernel:
-    arguments = _arguments("tokens:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32", F=TYPES[weight])
-    return Kernel("embed", arguments, (("BLOCK", STRETCH),))
+    text = "tokens:*i32 sampled:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32"
+    return Kernel("embed", _arguments(text, F=TYPES[weight]), (("BLOCK", STRETCH),))
 
 
 @cache
@@ -207,8 +210,8 @@ def linear_packed(planes: Planes, tile: Tile, mode: str) -> Kernel:
 @cache
 def embed_packed() -> Kernel:
     text = (
-        "tokens:*i32 codes:*u16 headers:*u32 out:*fp32 width:i32 padded:i32 units:i32 bits:i32 field:i32 offsets:i32 "
-        "blocks:i32 span:i32 tiles:i32 words:i32 scale:fp32"
+        "tokens:*i32 sampled:*i32 codes:*u16 headers:*u32 out:*fp32 width:i32 padded:i32 units:i32 bits:i32 field:i32 "
+        "offsets:i32 blocks:i32 span:i32 tiles:i32 words:i32 scale:fp32"
     )
     return Kernel("embed_packed", _arguments(text), (("BLOCK", STRETCH),))
 
@@ -313,9 +316,55 @@ def edit() -> Kernel:
     return Kernel("edit", _arguments("edits:*i32 table:*i32 n_edits:i32"), (("BLOCK", STRETCH),))
 
 
+DRAWS = "rows:*i32 logits:*fp32 tokens:*i32 tops:*fp32 settings:*fp64"
+_DRAWN = (("SETTINGS", SETTINGS), ("BUCKETS", BUCKETS))
+
+
+@cache
+def peak() -> Kernel:
+    text = "rows:*i32 logits:*fp32 peaks:*i64 n_tokens:i32 stride:i32"
+    return Kernel("peak", _arguments(text), (("BLOCK", PEAK_PART),))
+
+
+@cache
+def choose() -> Kernel:
+    text = "model:*i64 edited:*i64 tokens:*i32 tops:*fp32 n_parts:i32"
+    return Kernel("choose", _arguments(text), (("BLOCK", 64),), warps=1)
+
+
+@cache
+def adjust() -> Kernel:
+    text = "entries:*i32 biases:*fp64 settings:*fp64 logits:*fp32 n_entries:i32 stride:i32"
+    return Kernel("adjust", _arguments(text), (("SETTINGS", SETTINGS), ("BLOCK", STRETCH)))
+
+
+@cache
+def weigh() -> Kernel:
+    text = f"draws:*i32 {DRAWS} counts:*i32 masses:*i64 kept:*i64 n_tokens:i32 stride:i32"
+    return Kernel("weigh", _arguments(text), (*_DRAWN, ("BLOCK", STRETCH)))
+
+
+@cache
+def starts() -> Kernel:
+    return Kernel("starts", _arguments("counts:*i32 cursors:*i32"), (("BUCKETS", BUCKETS),))
+
+
+@cache
+def scatter() -> Kernel:
+    text = f"draws:*i32 {DRAWS} cursors:*i32 members:*i32 n_tokens:i32 stride:i32"
+    return Kernel("scatter", _arguments(text), (*_DRAWN, ("BLOCK", STRETCH)))
+
+
+@cache
+def draw() -> Kernel:
+    text = f"draws:*i32 {DRAWS} counts:*i32 masses:*i64 kept:*i64 members:*i32 stride:i32"
+    return Kernel("draw", _arguments(text), (*_DRAWN, ("BLOCK", STRETCH)), warps=8)
+
+
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
     found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(2), copy(4)]
+    found += [peak(), choose(), adjust(), weigh(), starts(), scatter(), draw()]
     found += [reduce(dim) for dim in HEAD_DIMS]
     found += [linear_packed(planes, *tile) for planes in KINDS for tile in tiles("packed")]
     for kind in TYPES:

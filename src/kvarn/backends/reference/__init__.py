@@ -30,6 +30,7 @@ class ReferenceKernels:
 class Reference:
     name = "reference"
     default_layout = "token-major"
+    ahead = 0
 
     def __init__(self, pool: Pool | None = None) -> None:
         self._pool = pool or Pool(1)

@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> None:
     params = flags.sampling_params(args)
     llm = flags.load(args, args.trust_messages)
     llm.template  # noqa: B018 (a model without a template is refused before the first question)
+    if params.structure is not None:
+        llm.runner.compiler.compile(params.structure)  # a bad one is refused before the first question, too
     conversation = Conversation(llm, params, args.system)
     if is_terminal():
         run_in_terminal(args, conversation)

@@ -1,14 +1,22 @@
-"""The embeddings of the step's tokens: rows of a matrix, times a factor."""
+"""The embeddings of the step's tokens: rows of a matrix, times a factor. Token -1 - r is the one that draw r of the
+last step has sampled; if it is an error, any row will do, because the request fails."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def embed(tokens, weight, out, width, weight_stride, scale, BLOCK: tl.constexpr):
+def embed(tokens, sampled, weight, out, width, weight_stride, scale, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    token = tl.load(tokens + row).to(tl.int64)
-    x = tl.load(weight + token * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(weight + token_of(tokens, sampled, row) * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row.to(tl.int64) * width + column, x * scale, mask=inside)
+
+
+@triton.jit
+def token_of(tokens, sampled, row):
+    token = tl.load(tokens + row)
+    if token < 0:
+        token = tl.maximum(tl.load(sampled - 1 - token), 0)
+    return token.to(tl.int64)

@@ -1,4 +1,4 @@
-"""The embeddings of the step's tokens from a packed matrix (planes.py), times a factor.
+"""The embeddings of the step's tokens from a packed matrix (planes.py), times a factor. Tokens are those of `embed`.
 
 One specialisation serves all planes: rows are few, so what describes the planes are arguments.
 """
@@ -6,12 +6,14 @@ One specialisation serves all planes: rows are few, so what describes the planes
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.embed import token_of
 from kvarn.backends.cuda.kernels.unpack import MIDDLE
 
 
 @triton.jit
 def embed_packed(
     tokens,
+    sampled,
     codes,
     headers,
     out,
@@ -31,7 +33,7 @@ def embed_packed(
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    token = tl.load(tokens + row).to(tl.int64)
+    token = token_of(tokens, sampled, row)
     unit, block = column // (blocks * span), column // span % blocks
     each, tile_size = 16 // field, 16 * span
     first = (token // 16 * units + unit) * (tiles * tile_size) + token % 16 * span + column % span

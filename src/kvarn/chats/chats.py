@@ -1,0 +1,118 @@
+"""Conversations with one model: from messages and tools to a prompt, a rule for the answer, and a reader of it.
+
+The chat template is called through `render`, so that a server can run it in another process. Any thread may
+prepare. Non-goals: running requests; the form of messages in a protocol.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from kvarn.chats.answer import Plain, Reader
+from kvarn.chats.history import for_template
+from kvarn.chats.rules import Rule, rule_of
+from kvarn.chats.tools import NO_TOOLS, ToolUse
+from kvarn.dialect import Dialect, Parser, find, instructed, opens_reasoning
+from kvarn.engine.constraint import Constraint
+from kvarn.structured import Compiler, Structure
+from kvarn.text.chat import ChatTemplate
+from kvarn.text.quoting import Quotes
+from kvarn.text.tokenizer import Tokenizer
+
+Render = Callable[..., str]  # (messages, **variables)
+Message = Mapping[str, Any]
+Constrain = Callable[[int], Constraint]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation that can be answered.
+
+    tokens      the prompt
+    shown       control tokens that the reader must see in the text
+    constrain   makes the constraint of a sample; None if the answer is free
+    """
+
+    tokens: list[int]
+    shown: frozenset[int]
+    constrain: Constrain | None
+    reader: Callable[[], Reader]
+
+
+class Chats:
+    """`render` is that of the template, or of a process that renders it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, render: Render, quotes: Quotes, compiler: Compiler
+    ) -> None:
+        self.names = template.names  # of the variables that it uses
+        self._source = template.strings[0]
+        self._tokenizer = tokenizer
+        self._render = render
+        self._quotes = quotes
+        self._compiler = compiler
+        self._finding = threading.Lock()
+        self._dialect: Dialect | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        with self._finding:
+            if self._dialect is None:
+                control = {self._tokenizer.token_bytes(id).decode(): id for id in self._tokenizer.control_ids}
+                eos = [self._tokenizer.token_bytes(id).decode() for id in self._tokenizer.eos_ids]
+                self._dialect = find(self._render, source=self._source, control=control, eos=eos)
+            return self._dialect
+
+    def prompt(
+        self, messages: Sequence[Message], use: ToolUse = NO_TOOLS, variables: Mapping[str, Any] | None = None
+    ) -> tuple[str, Mapping[str, str]]:
+        """The text of the prompt, and its stand-ins."""
+        given: dict[str, Any] = {"messages": for_template(messages), "variables": dict(variables or {})}
+        if use.shown or any("tool_calls" in message or message["role"] == "tool" for message in given["messages"]):
+            dialect = self.dialect
+            given["messages"] = for_template(messages, not dialect.arguments_as_text)
+            if dialect.origin == "generic":
+                given["messages"] = instructed(given["messages"], use.shown)
+            elif use.shown:
+                given["tools"] = list(use.shown)
+        quoted = self._quotes.quote(given)
+        values = quoted.values
+        tools = {"tools": values["tools"]} if "tools" in values else {}
+        return self._render(values["messages"], **values["variables"], **tools), quoted.stand_ins
+
+    def encode(self, prompt: str, stand_ins: Mapping[str, str]) -> list[int]:
+        return self._tokenizer.encode(prompt, special=True, stand_ins=stand_ins)
+
+    def prepare(
+        self,
+        prompt: str,
+        stand_ins: Mapping[str, str],
+        use: ToolUse = NO_TOOLS,
+        structure: Structure | None = None,
+        split: bool = True,
+    ) -> Prepared:
+        """`split`: reasoning is not part of the text. Raises BadStructure."""
+        dialect = self.dialect
+        opened = opens_reasoning(dialect, prompt)
+        rule = rule_of(dialect, use, structure, prompt)
+        read_as = dialect if split else replace(dialect, reasoning=None)
+        markers = read_as.markers if use.tools else read_as.reasoning or ()
+        shown = self._tokenizer.control_in(markers)
+        hidden = tuple(self._tokenizer.token_bytes(id).decode() for id in sorted(shown))
+        reader = partial(_reader, read_as, use, opened and split, hidden)
+        return Prepared(self.encode(prompt, stand_ins), shown, self._constrain(rule), reader)
+
+    def _constrain(self, rule: Rule | None) -> Constrain | None:
+        if rule is None:
+            return None
+        compiled = self._compiler.compile(rule.structure)
+        return lambda sample: compiled.start(rule.after, rule.begin)
+
+
+def _reader(dialect: Dialect, use: ToolUse, opened: bool, hidden: tuple[str, ...]) -> Reader:
+    if not use.tools and dialect.reasoning is None:
+        return Reader(Plain())
+    end = dialect.reasoning[1].strip() if dialect.reasoning else ""
+    return Reader(Parser(dialect, use.tools, opened), end, hidden)

@@ -1,0 +1,59 @@
+"""What an answer must look like: tool calls in the model's own format, a structure, reasoning before them.
+
+Reasoning is free. It may be open in the prompt (the rule begins after its end marker), be written by the model (the
+rule begins at once, or after reasoning) or be closed in the prompt. Non-goals: the formats of calls (kvarn.dialect);
+compiling.
+"""
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvarn.chats.tools import ToolUse
+from kvarn.dialect import Dialect, grammar, opens_reasoning
+from kvarn.structured import Structure
+from kvarn.structured.guidance import grammar_of
+
+_START = re.compile(r"^start\b", re.MULTILINE)
+_SETTINGS = re.compile(r"^%llguidance .*\n?", re.MULTILINE)
+
+
+class Rule(NamedTuple):
+    """`after`, `begin`: of Compiled.start."""
+
+    structure: Structure
+    after: str | None = None
+    begin: str | None = None
+
+
+def rule_of(dialect: Dialect, use: ToolUse, structure: Structure | None, prompt: str) -> Rule | None:
+    """None: the answer is free."""
+    if use.required:
+        structure = None  # a call comes instead of the text
+    if structure is None and not (use.required or use.strict):
+        return None
+    opened = opens_reasoning(dialect, prompt)
+    reasons = dialect.reasoning is not None and not opened and not _closed(dialect, prompt)
+    begin, end = (marker.strip() for marker in dialect.reasoning or ("", ""))
+    if structure is None:
+        calls = grammar(dialect, use.tools, required=use.required, parallel=use.parallel, reasoning=reasons)
+        return Rule(Structure("lark", calls), end if opened else None)
+    either = _either(dialect, use, structure) if use.tools else structure
+    return Rule(either, end if opened or reasons else None, begin if reasons else None)
+
+
+def _either(dialect: Dialect, use: ToolUse, structure: Structure) -> Structure:
+    """Calls, or the structure. White space before them is no part of it."""
+    alone = replace(dialect, reasoning=None)
+    calls = grammar(alone, use.tools, required=True, parallel=use.parallel)
+    text = _SETTINGS.sub("", grammar_of(structure))
+    return Structure("lark", f"start: k_text | k_calls\n{_named('k_text', text)}\n{_named('k_calls', calls)}")
+
+
+def _named(name: str, grammar: str) -> str:
+    return _START.sub(name, grammar)
+
+
+def _closed(dialect: Dialect, prompt: str) -> bool:
+    """Whether the prompt ends with reasoning that is already closed."""
+    return dialect.reasoning is not None and prompt.rstrip().endswith(dialect.reasoning[1].strip())

@@ -1,0 +1,87 @@
+"""What a request has that is accepted without effect. The answer names it, a header too, and a metric counts it.
+
+The list of such fields is closed (request_fields.py, chat_fields.py): what is in no list is refused.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from kvarn.server.chat_fields import UNUSED_IN_MESSAGE, UNUSED_IN_PART, USED_IN_PART
+from kvarn.server.request_fields import IGNORED, NO_OPS
+from kvarn.server.schema import same, show
+
+HEADER = "x-kvarn-ignored"
+MOST_TOLD = 32
+MOST_HEADER = 1024
+TOOL_TYPES = (
+    *("custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview"),
+    *("image_generation", "mcp", "local_shell", "shell", "apply_patch", "namespace"),
+)
+OTHER = "other"
+
+
+class Ignored(NamedTuple):
+    """`field`: for the metric, one of a few names. `where`: for the caller."""
+
+    field: str
+    where: str
+
+
+def is_no_op(name: str, value: Any) -> bool:
+    """Whether the value of a field that is not implemented has no effect."""
+    return any(same(value, each) for each in NO_OPS.get(name, ()))
+
+
+def of_body(body: dict[str, Any]) -> list[Ignored]:
+    """Of a body that has the right form."""
+    found = [Ignored(name, name) for name, value in body.items() if name in IGNORED and not is_no_op(name, value)]
+    for i, message in enumerate(body.get("messages", ())):
+        found += _of_message(message, f"messages[{i}]")
+    for i, tool in enumerate(body.get("tools", ())):
+        if tool["type"] != "function":
+            found.append(_named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({_shown(tool['type'])})"))
+    return found
+
+
+def _of_message(message: dict[str, Any], where: str) -> Iterable[Ignored]:
+    for key in UNUSED_IN_MESSAGE:
+        if message.get(key):  # clients send empty ones back
+            yield Ignored(f"messages.{key}", f"{where}.{key}")
+    content = message.get("content")
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        for key in part:
+            if key not in USED_IN_PART and part[key] is not None:
+                at = f"{where}.content[{i}].{_shown(key)}"
+                yield _named("messages.content", key, UNUSED_IN_PART, at)
+
+
+def of_variables(names: Iterable[str], used: Iterable[str]) -> list[Ignored]:
+    """Of `chat_template_kwargs`: those that the chat template does not use."""
+    unused = set(names) - set(used)
+    prefix = "chat_template_kwargs"
+    return [Ignored(prefix, f"{prefix}.{_shown(name)}") for name in sorted(unused)]
+
+
+def list_of(ignored: list[Ignored]) -> list[str]:
+    """For the answer; a long list is cut."""
+    where = [each.where for each in ignored]
+    more = len(where) - MOST_TOLD
+    return where if more <= 0 else [*where[:MOST_TOLD], f"and {more} more"]
+
+
+def headers(ignored: list[Ignored]) -> dict[str, str]:
+    if not ignored:
+        return {}
+    text = ", ".join(list_of(ignored))
+    return {HEADER: text if len(text) <= MOST_HEADER else f"{text[:MOST_HEADER]} ..."}
+
+
+def _named(field: str, key: str, known: Iterable[str], where: str) -> Ignored:
+    """A client may choose any key, so the metric has only those that are known."""
+    return Ignored(f"{field}.{key if key in known else OTHER}", where)
+
+
+def _shown(key: str) -> str:
+    """In ASCII, short, without characters that a header cannot carry."""
+    return json.dumps(show(key)[1:-1])[1:-1]

@@ -1,0 +1,73 @@
+"""The fields that only a chat has: its messages, tools and the variables of its template."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvarn.chats.tools import NO_TOOLS, BadTools, ToolUse, tool_use
+from kvarn.server.refusal import Refusal
+
+MOST_VARIABLES = 1 << 14  # characters of chat_template_kwargs as JSON
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation, and what its answer may be."""
+
+    messages: list[Message]
+    tools: ToolUse = NO_TOOLS
+    variables: dict[str, Any] = field(default_factory=dict)  # of the chat template
+    effort: str | None = None  # reasoning_effort
+    split: bool = True  # reasoning is not part of the text
+    reasoning: bool = True  # the answer has the reasoning
+
+
+def talk_of(body: dict[str, Any]) -> Talk:
+    functions = [tool for tool in body.get("tools", ()) if tool["type"] == "function"]
+    try:
+        tools = tool_use(functions, body.get("tool_choice"), body.get("parallel_tool_calls", True))
+    except BadTools as error:
+        raise Refusal(400, str(error), error.field, logged=f"{error.field} cannot be used") from None
+    return Talk(
+        [_message(message, i) for i, message in enumerate(body["messages"])],
+        tools,
+        _variables(body.get("chat_template_kwargs", {})),
+        body.get("reasoning_effort"),
+        body.get("reasoning_format") != "none",
+        body.get("include_reasoning", True),
+    )
+
+
+def _message(message: Message, i: int) -> Message:
+    role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
+    if calls and role != "assistant":
+        raise Refusal(400, f"messages[{i}].tool_calls: only an assistant makes calls", "messages")
+    if content is None and not (role == "assistant" and (calls or _reasoning(message))):
+        raise Refusal(400, f"messages[{i}].content is missing", "messages")
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in content)
+    new = {"role": "system" if role == "developer" else role, "content": content}
+    new |= {key: message[key] for key in ("name", "tool_call_id", "tool_calls") if message.get(key)}
+    return new | ({"reasoning_content": _reasoning(message)} if _reasoning(message) else {})
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.get("reasoning_content") or message.get("reasoning")
+
+
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    name = "chat_template_kwargs"
+    if own := next((each for each in OWN_VARIABLES if each in given), None):
+        raise Refusal(400, f"{name}.{own} cannot be set: it comes from the request", name)
+    if any(not key.isidentifier() for key in given):
+        raise Refusal(400, f"{name} has a key that is not a name", name)
+    try:
+        n = len(json.dumps(given))
+    except RecursionError:
+        n = MOST_VARIABLES + 1
+    if n > MOST_VARIABLES:
+        raise Refusal(400, f"{name} is too large: give at most {MOST_VARIABLES} characters of JSON", name)
+    return given

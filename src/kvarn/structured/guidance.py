@@ -1,0 +1,155 @@
+"""The only place that imports llguidance, when the first structure is compiled.
+
+Contract: `tokenizer_of` and `matcher_of` are the two objects of llguidance that the rest of the package uses.
+The grammar is always one Lark grammar with `no_forcing`: a mask then depends on the grammar and the answer's
+bytes only, and llguidance never calls back into Python. Non-goals: limits of time and size (compiler.py).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvarn.errors import BadStructure
+from kvarn.structured.schemas import check_schema
+from kvarn.structured.structure import Structure, check_size
+from kvarn.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"  # between two parts of JSON: a model cannot write white space for ever
+_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+_MOST_RULES = 2000  # of a grammar: llguidance follows a chain of rules by recursion
+_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n]*:", re.MULTILINE)
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
+
+
+class _Vocabulary:
+    """What LLTokenizer reads: its TokenizerWrapper."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
+        self.tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        if not eos_ids:  # llguidance needs an end token: one that the model does not have
+            eos_ids = [len(self.tokens)]
+            self.tokens.append(b"<end>")
+        self.eos_ids = list(eos_ids)
+        self.eos_token_id = self.eos_ids[0]
+        self.special_token_ids = sorted({*tokenizer.control_ids, *self.eos_ids})
+
+    def __call__(self, text: str) -> list[int]:
+        raise AssertionError("grammars are compiled with no_forcing")
+
+
+def tokenizer_of(tokenizer: Tokenizer, eos_ids: Sequence[int]) -> "LLTokenizer":
+    """Takes about a second for a large vocabulary."""
+    from llguidance import LLTokenizer
+
+    vocabulary = _Vocabulary(tokenizer, eos_ids)
+    wrapper: Any = vocabulary
+    return LLTokenizer(wrapper, eos_token=vocabulary.eos_ids)
+
+
+def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+    """Raises BadStructure if llguidance refuses the grammar, or would not enforce all of it."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        initial_lexer_fuel=300_000,
+        max_grammar_size=20_000,
+        step_max_items=20_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise BadStructure(_reason(matcher.get_error()))
+    if warnings := matcher.get_grammar_warnings():
+        raise BadStructure(_reason(warnings[0]))
+    matcher.compute_bitmask()  # the first mask is the slowest one
+    if matcher.is_error():
+        reason = matcher.get_error()
+        empty = reason.startswith("NoExtension")
+        raise BadStructure("no answer can follow this structure: it allows no token" if empty else _reason(reason))
+    return matcher
+
+
+def grammar_of(structure: Structure) -> str:
+    """The Lark grammar of a structure."""
+    kind, text = structure.kind, structure.text
+    if kind == "json_object":
+        text = f"start: {embedded_schema({'type': 'object'})}"
+    elif kind == "json":
+        text = f"start: {embedded_schema(json.loads(text))}"
+    elif kind == "regex":
+        text = f"start: /{_in_slashes(text)}/"
+    elif kind == "choice":
+        text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+    else:
+        text = _with_options(_from_gbnf(text) if kind == "gbnf" else text)
+    return f"{text}\n{_NO_FORCING}\n"
+
+
+def embedded_schema(schema: Any, where: str = "the schema") -> str:
+    """A JSON schema as a term of a Lark grammar. Raises BadStructure for keywords that cannot be enforced."""
+    check_schema(schema, where)
+    return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
+
+
+def _with_options(grammar: str) -> str:
+    """The grammar with kvarn's options in every schema after %json. All schemas are checked."""
+    if len(_RULE.findall(grammar)) > _MOST_RULES:
+        raise BadStructure(f"the grammar has too many rules: give at most {_MOST_RULES:,}")
+    parts, at = [], 0
+    while found := _EMBEDDED.search(grammar, at):
+        before = grammar[at : found.start()]
+        try:
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
+        except (ValueError, RecursionError):
+            raise BadStructure("a schema after %json is not JSON, or is nested too deeply") from None
+        if schema.get("x-guidance") == _OPTIONS:
+            del schema["x-guidance"]
+        term = embedded_schema(schema, "a schema after %json")
+        quoted = before.rpartition("\n")[2].count('"') % 2  # in a text, %json is no term
+        parts += [before, grammar[found.start() : end] if quoted else term]
+        at = end
+    return "".join([*parts, grammar[at:]])
+
+
+def _from_gbnf(grammar: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        text = gbnf_to_lark(grammar)
+    except RecursionError:
+        raise BadStructure("the grammar is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 (a bad grammar raises errors of any kind)
+        raise BadStructure(f"the grammar is not GBNF: {error}") from None
+    check_size(text, "the grammar in Lark's syntax")
+    return text
+
+
+def _in_slashes(pattern: str) -> str:
+    from llguidance import regex_to_lark
+
+    return regex_to_lark(pattern, use_ascii="")
+
+
+def _reason(message: str) -> str:
+    """One line of llguidance's message, which may quote the grammar and point into it."""
+    lines = [line.strip() for line in re.split(r"\n\s*\d+ \| ", message)[0].splitlines()]
+    text = " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
+    text = text.split("failed to compile JSON schema: ")[-1]
+    text = re.sub(r"^at \d+\(\d+\): invalid regex .*\(in regex\): ", "", text)
+    if found := re.match(r"Unimplemented keys: (\[.*\])", text):
+        names = ", ".join(map(json.dumps, json.loads(found[1])))
+        return f"the schema has {names}, which cannot be enforced: remove it"
+    if found := re.match(r"Unknown format: (.*)", text):
+        return f'the schema has "format": {json.dumps(found[1])}, which cannot be enforced: remove it'
+    if text.startswith("oneOf constraints"):
+        return "the schema has oneOf with alternatives that may overlap, which cannot be enforced: use anyOf"
+    return f"this structure cannot be enforced: {text}"

@@ -1,0 +1,110 @@
+"""Conversations with tools and reasoning in Python: LLM.chat and AsyncLLM.chat."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from support.scripted import HERMES, HERMES_CONTROL, scripted_llm, scripted_model
+
+from kvarn import LLM, AsyncLLM, KvarnError
+from kvarn.chats.answer import ToolCall
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "", "parameters": CITY}}]
+OSLO = '{"city": "Oslo"}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {OSLO}}}\n</tool_call>'
+TEXTS = {
+    "text": "It is sunny.",
+    "call": CALL,
+    "think": f"<think>\nWhere?\n</think>\n\nI ask.\n{CALL}",
+    "json": f"<think>\nWhere?\n</think>\n\n{OSLO}",
+    "broken": "<tool_call>\nnothing\n</tool_call>",
+}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    model = scripted_model(tmp_path_factory.mktemp("model") / "tiny.gguf", HERMES, HERMES_CONTROL)
+    with scripted_llm(model, TEXTS) as llm:
+        yield llm
+
+
+def test_a_call_and_its_result(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "play think"}]
+    output = llm.chat(messages, tools=TOOLS, temperature=0)
+    (call,) = output.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo"})
+    assert (output.text, output.reasoning, output.finish_reason) == ("I ask.", "Where?", "tool_calls")
+    messages += [output.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny; play text"}]
+    assert llm.chat(messages, tools=TOOLS, temperature=0).text == TEXTS["text"]
+    prompt = llm.tokenizer.decode(llm.render(messages, tools=TOOLS), special=True)
+    assert f"<think>\nWhere?\n</think>\n\nI ask.\n{CALL}<|im_end|>" in prompt
+    assert "<|im_start|>tool\nsunny; play text<|im_end|>" in prompt
+
+
+def test_a_required_call(llm: LLM) -> None:
+    output = llm.chat("play text", tools=TOOLS, tool_choice="required", temperature=0, max_tokens=200)
+    assert output.finish_reason == "tool_calls"
+    assert isinstance(json.loads(output.tool_calls[0].arguments)["city"], str)
+
+
+def test_without_tools_a_call_is_text(llm: LLM) -> None:
+    output = llm.chat("play call", temperature=0)
+    assert (output.text, output.tool_calls, output.reasoning) == (CALL, [], "")
+    assert output.message == {"role": "assistant", "content": CALL}
+    broken = llm.chat("play broken", tools=TOOLS, temperature=0)
+    assert broken.text == TEXTS["broken"]
+    assert broken.completions[0].tool_error
+
+
+def test_a_structure_begins_after_reasoning(llm: LLM) -> None:
+    output = llm.chat("play json", temperature=0, json_schema=CITY)
+    assert (output.reasoning, output.text) == ("Where?", OSLO)
+
+
+def test_several_conversations_and_samples(llm: LLM) -> None:
+    outputs = llm.chat(["play call", "play text"], tools=TOOLS, n=2, temperature=0)
+    calls = [[len(each.tool_calls) for each in output.completions] for output in outputs]
+    assert calls == [[1, 1], [0, 0]]
+    ids = [each.tool_calls[0].id for each in outputs[0].completions]
+    assert ids[0] != ids[1]
+
+
+def test_variables_of_the_template(llm: LLM) -> None:
+    closed = llm.render("a", chat_template_kwargs={"enable_thinking": False})
+    assert llm.tokenizer.decode(closed).endswith("</think>\n\n")
+    output = llm.chat("play text", temperature=0, chat_template_kwargs={"enable_thinking": False})
+    assert output.prompt_token_ids == llm.render("play text", chat_template_kwargs={"enable_thinking": False})
+
+
+def test_async(llm: LLM) -> None:
+    async def play() -> list[ToolCall]:
+        output = await AsyncLLM(llm).chat("play call", tools=TOOLS, temperature=0)
+        return output.tool_calls
+
+    (call,) = asyncio.run(play())
+    assert (call.name, call.arguments) == ("weather", OSLO)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [{"name": "f"}]}, r"tools\[0\] is not a function"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "description must be a text"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice must be none, auto, required"),
+        ({"tool_choice": "required"}, "there is no function to call"),
+        ({"tools": TOOLS * 600}, "at most 512"),
+    ],
+)
+def test_wrong_tools_are_refused(llm: LLM, fields: dict, words: str) -> None:
+    with pytest.raises(KvarnError, match=words):
+        llm.chat("play text", **fields)
+
+
+def test_wrong_calls_in_messages_are_refused(llm: LLM) -> None:
+    for calls in ("x", [1], [{"function": "f"}], [{"function": {}}]):
+        with pytest.raises(KvarnError, match="message 1 has tool_calls of another form"):
+            llm.chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": calls}])
+    with pytest.raises(KvarnError, match="message 0 has no content"):
+        llm.chat([{"role": "assistant", "content": None, "tool_calls": []}])
