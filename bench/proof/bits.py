@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gpu.support.blocks import blocks
 from gpu.support.driving import Driven, Floats, same_bits, workload
 from gpu.support.launching import FORMS, Board
 from gpu.support.models import Batch, Loaded, text
 from support.tiny_models import ARCHITECTURES
 
+from kvarn.backends.cuda.planes import PACKED
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
 from proof.conformance import gqa
+from proof.models import PACKED as PACKED_MODELS
 from proof.models import TYPES, write
 from proof.report import Check, Report
 from proof.requests import under_pressure
@@ -28,16 +31,17 @@ CACHES: list[dict[str, Any]] = [
     dict(strategy="sliding", block_size=32),
     dict(strategy="sinks", block_size=16, pinned=0),
 ]
-CODECS = {"BF16": "bf16", "F16": "f16", "F32": "f32"}  # of the cells that go with stored types
+CODECS = {"F32": "f32", "F16": "f16"}  # of the cells that go with stored types; the others have bf16
 
 
 def run(site: Site, report: Report) -> None:
     _products(site, report)
     _attention(site, report)
     every = [(architecture, type_name) for architecture in ARCHITECTURES for type_name in TYPES]
-    for architecture, type_name in site.pick(every, every[::7], every[::7], every[:1]):
+    quick = [*every[::7], *PACKED_MODELS[:2]]
+    for architecture, type_name in site.pick([*every, *PACKED_MODELS], quick, every[::7], every[:1]):
         loaded = Loaded(write(site, architecture, type_name), site.backend)
-        codec = CODECS[type_name]
+        codec = CODECS.get(type_name, "bf16")
         with report.check(f"{architecture} {type_name}: chunks, caches") as check:
             _chunks_and_caches(site, check, loaded, codec)
         with report.check(f"{architecture} {type_name}: batches") as check:
@@ -50,13 +54,17 @@ def _products(site: Site, report: Report) -> None:
     """The rows of a large product, alone, in every number and in another place."""
     full = [(4096, 4096), (4096, 14336), (12288, 4096), (2560, 2048), (1000, 576)]  # 4, 4, 1, 2 and 1 splits
     shapes = site.pick(full, [(512, 2304)], [(40, 2304)], [(40, 64)])
-    counts = site.pick((1, 2, 7, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257), (1, 2, 17, 65, 200), (1, 17), (1,))
+    packed = site.pick([*full[:-1], (16384, 2048), (1000, 768)], [(512, 2304)], [(40, 2304)], [(40, 256)])
+    counts = site.pick((1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257), (1, 2, 17, 65, 200), (1, 17), (1,))
     largest = site.pick(400, 300, 20, 3)
-    for form in FORMS:
-        with report.check(f"products {form}") as check:
-            for shape in shapes:
+    for kind in (*FORMS, *PACKED):
+        with report.check(f"products {kind}") as check:
+            for shape in shapes if kind in FORMS else packed:
                 board, random = Board(site.driver), site.random(21)
-                matrix = board.matrix(form, random.standard_normal(shape, np.float32))
+                if kind in FORMS:
+                    matrix = board.matrix(kind, random.standard_normal(shape, np.float32))
+                else:
+                    matrix, _ = board.packed(kind, blocks(kind, shape, random), shape[1])
                 x = random.standard_normal((largest, shape[1]), np.float32)
                 whole = board.linear(matrix, x)
                 for n in counts:

@@ -4,11 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 from gpu.support import oracle
+from gpu.support.blocks import blocks
 from gpu.support.launching import FORMS, ROUNDOFF, Board, as_stored, decoded
 from gpu.support.oracle import relative
 from gpu.support.sampling import HISTORY, KINDS, SETTINGS, Tried, logits_of, params
+from numpy.typing import NDArray
 
 from kvarn.backends.cuda import specs
+from kvarn.backends.cuda.planes import PACKED
+from kvarn.backends.cuda.weights import Matrix
 from kvarn.engine.drafting import make_drafter
 from kvarn.engine.sampling import make_sampler
 from proof.report import Report
@@ -28,7 +32,22 @@ def run(site: Site, report: Report) -> None:
     for form in FORMS:
         with report.check(f"linear {form}") as check:
             for shape in shapes:
-                _products(site, form, shape, rows, check.within)
+                board, random = Board(site.driver), site.random(5)
+                weight = random.standard_normal(shape, np.float32)
+                given = board, random, form, board.matrix(form, weight), as_stored(weight, form)
+                _products(*given, rows, check.within)
+    full = [(4096, 4096), (14336, 4096), (4096, 14336), (1536, 768), (100, 256)]
+    shapes = site.pick(full, [(512, 1024), (100, 256)], [(130, 256)], [(40, 256)])
+    for type_name in PACKED:
+        with report.check(f"linear_packed, embed_packed {type_name}") as check:
+            for n_rows, width in shapes:
+                board, random = Board(site.driver), site.random(5)
+                stored = blocks(type_name, (n_rows, width), random)
+                matrix, weight = board.packed(type_name, stored, width)
+                _products(board, random, "f16", matrix, weight, rows, check.within)
+                tokens = random.integers(0, n_rows, 20).tolist()
+                found, expected = board.embed_packed(matrix, tokens, width), weight[tokens].astype(np.float32)
+                check.case(bool((found == expected).all()), f"{n_rows}x{width}: embeddings")
 
 
 def _rows(site: Site, report: Report) -> None:
@@ -117,16 +136,17 @@ def _sampling(site: Site, report: Report) -> None:
 
 
 def _products(
-    site: Site,
+    board: Board,
+    random: np.random.Generator,
     form: str,
-    shape: tuple[int, int],
+    matrix: Matrix,
+    stored: NDArray[np.float64],
     rows: tuple[int, ...],
     within: Callable[[str, float, float, str], None],
 ) -> None:
     """Every tile, with a bias, with a sum, with a scale. The error is relative to the sizes of what is added."""
-    board, random = Board(site.driver), site.random(5)
-    weight, bias = random.standard_normal(shape, np.float32), random.standard_normal(shape[0], np.float32)
-    matrix, stored = board.matrix(form, weight), as_stored(weight, form)
+    shape = stored.shape
+    bias = random.standard_normal(shape[0], np.float32)
     sampled = np.unique(np.concatenate([np.arange(min(shape[0], 256)), np.arange(shape[0] - 64, shape[0]).clip(0)]))
     for n in rows:
         x, into = (random.standard_normal((n, width), np.float32) for width in (shape[1], shape[0]))

@@ -138,7 +138,8 @@ def test_what_cuda_takes(codec: str, layout: str | None, monkeypatch: pytest.Mon
 
 
 def test_bytes_of_the_weights_on_a_device(tmp_path: Path) -> None:
-    """Matrices of the three float types as stored, vectors in f32; quantized matrices take two bytes per number."""
+    """Matrices of the three float types as stored, vectors in f32. Other matrices are packed or take two bytes per
+    number."""
     for kind, size in (("F32", 4), ("F16", 2), ("BF16", 2)):
         checkpoint = open_checkpoint(write_hf(tmp_path / kind, "llama", dtype=kind))
         numbers = {1: 0, 2: 0}
@@ -146,8 +147,14 @@ def test_bytes_of_the_weights_on_a_device(tmp_path: Path) -> None:
             numbers[len(info.shape)] += info.nbytes // size
         assert limits.weight_bytes(checkpoint) == 4 * numbers[1] + size * numbers[2]
         for info in checkpoint.infos:
-            object.__setattr__(info, "type", "Q4_K")
+            object.__setattr__(info, "type", "Q3_K")
         assert limits.weight_bytes(checkpoint) == 4 * numbers[1] + 2 * numbers[2]
+        for info in checkpoint.infos:
+            object.__setattr__(info, "type", "Q4_K")
+            object.__setattr__(info, "shape", (*info.shape[:-1], 4096))
+        rows = sum(info.shape[0] for info in checkpoint.infos if len(info.shape) == 2)
+        n_vectors = sum(len(info.shape) == 1 for info in checkpoint.infos)
+        assert limits.weight_bytes(checkpoint) == 4 * 4096 * n_vectors + rows * 4096 * 5 // 8
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------

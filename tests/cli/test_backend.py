@@ -89,7 +89,11 @@ def test_inspect_shows_what_auto_would_take(
         "exact            no",
     ):
         assert f"{line}\n" in shown
-    assert said(capsys, "inspect", model)["backend"]["weight_bytes"] == wanted
+    facts = said(capsys, "inspect", model)["backend"]
+    assert facts["weight_bytes"] == wanted == sum(each["bytes"] for each in facts["weights"])
+    assert {each["type"]: each["as"] for each in facts["weights"]} == {"F32": "f32"}
+    for each in facts["weights"]:
+        assert f"  {each['type']:<14} {each['as']}, {each['bytes'] / 2**20:.1f} MiB\n" in shown
     assert not backend.events, "no weights were loaded"
     install(monkeypatch, FakeDriver(free=GIB))
     found = said(capsys, "inspect", model)["backend"]

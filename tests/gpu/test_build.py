@@ -1,15 +1,19 @@
 """Every kernel is compiled for every target, without a GPU. Failures are collected, so that one run names all."""
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from gpu.support.demo import DEMOS, PRODUCT, SCALE
 
 from kvarn.backends.cuda import build, specs, store, workers
+from kvarn.backends.cuda.planes import KINDS, Planes
 from kvarn.backends.cuda.specs import Kernel, catalogue
 from kvarn.backends.cuda.store import TARGETS, Store, file_name, read
 from kvarn.errors import KvarnError
@@ -18,6 +22,7 @@ from kvarn.loading.progress import quiet
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Kept between runs: a kernel whose digest is the same is not compiled again.
 COMPILED = ROOT / "build" / "gpu" / "kernels"
+DISASSEMBLER = Path(str(importlib.util.find_spec("triton").origin)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @pytest.fixture
@@ -44,6 +49,26 @@ def test_every_kernel_compiles_for_every_target() -> None:
     assert built.failures == []
     assert built.compiled + built.present == len(catalogue()) * len(TARGETS)
     build.prune(catalogue(), COMPILED)
+
+
+@pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
+def test_packed_products_load_while_they_multiply(planes: Planes, tmp_path: Path) -> None:
+    """In the code for sm_90: asynchronous copies, tensor cores, two weights per fma, no weights in shared memory."""
+    kernels = [specs.linear_packed(planes, *tile) for tile in specs.tiles("packed")]
+    assert build.build(kernels, [90], COMPILED).failures == []
+    for kernel in kernels:
+        binary = read(COMPILED / file_name(kernel, 90))
+        assert binary is not None
+        (tmp_path / "code").write_bytes(binary.code)
+        said = subprocess.run([DISASSEMBLER, "-sass", tmp_path / "code"], capture_output=True, text=True, check=True)
+        names = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", said.stdout, re.MULTILINE)
+        found, product = Counter(names), "HMMA" if kernel.warps < 4 else "HGMMA"
+        assert found["LDGSTS"] > 8, kernel.title
+        assert found[product] >= planes.blocks * planes.span // 16, kernel.title
+        weights = planes.unit * kernel.size("BN") // (32 * kernel.warps)  # of a thread, in a step
+        assert weights // 2 <= found["HFMA2"] <= weights // 2 + 8, kernel.title
+        inside = set(names[names.index(product) : -names[::-1].index(product)])
+        assert not inside & {"STS", "STL", "LDL"}, kernel.title
 
 
 def test_demo_kernels_compile_for_every_target(tmp_path: Path) -> None:

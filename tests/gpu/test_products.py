@@ -72,6 +72,7 @@ def test_the_number_of_splits_follows_from_the_shape() -> None:
     small = [(2560, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (32000, 2048), (64, 128), (64, 1920)]
     assert [specs.splits_of(*shape) for shape in small] == [2, 2, 1, 4, 1, 1, 1]
     assert specs.splits_of(16, 1 << 20) == specs.MOST_SPLITS
+    assert [specs.splits_of(*shape, packed=True) for shape in large] == [4, 4, 1, 4, 1]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -113,10 +114,11 @@ def test_the_tile_follows_the_number_of_rows() -> None:
             assert specs.DEPTH % kernel.size("BK") == 0
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_tile_that_is_chosen_is_in_the_catalogue(form: str) -> None:
-    chosen = [specs.tile_for(form, n, n_rows, s) for n in range(1, 300) for n_rows in (64, 9999) for s in (1, 2, 8)]
-    assert set(chosen) == set(specs.tiles(form))
+@pytest.mark.parametrize("kind", specs.TILES)
+def test_every_tile_that_is_chosen_is_in_the_catalogue(kind: str) -> None:
+    shapes = [(n_rows, splits) for n_rows in (64, 9999, 99999) for splits in (1, 2, 8)]
+    chosen = [specs.tile_for(kind, n, *shape) for n in range(1, 300) for shape in shapes]
+    assert set(chosen) == set(specs.tiles(kind))
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (8, 3), (9, 5), (20, 1), (16, 4)])

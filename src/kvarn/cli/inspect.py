@@ -6,7 +6,7 @@ from typing import Any
 from kvarn.backends import AUTO
 from kvarn.backends.choice import Opening
 from kvarn.backends.cpu.program import packed_size
-from kvarn.backends.cuda.limits import weight_bytes
+from kvarn.backends.cuda.limits import stored_as, tensor_bytes, weight_bytes
 from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.strategy import STRATEGIES
@@ -87,8 +87,20 @@ def backend_facts(checkpoint: Checkpoint, context: int) -> dict[str, object]:
     """The backend that `auto` opens for this model. On a device, what its weights take there, too."""
     with ProgressLine() as line:
         opened = Opening(AUTO, 1, line).finish(CacheConfig(checkpoint.config.layer_specs, context), checkpoint)
-    there = {"weight_bytes": weight_bytes(checkpoint)} if "device" in opened.facts else {}
-    return {**opened.facts, **there}
+    if "device" not in opened.facts:
+        return dict(opened.facts)
+    return {**opened.facts, "weight_bytes": weight_bytes(checkpoint), "weights": device_types(checkpoint)}
+
+
+def device_types(checkpoint: Checkpoint) -> list[dict[str, object]]:
+    """What the tensors of each stored type become on a device."""
+    groups: dict[tuple[str, str], list[TensorInfo]] = {}
+    for info in checkpoint.infos:
+        groups.setdefault((info.type, stored_as(info)), []).append(info)
+    return [
+        {"type": stored, "as": there, "count": len(infos), "bytes": sum(map(tensor_bytes, infos))}
+        for (stored, there), infos in sorted(groups.items())
+    ]
 
 
 def dialect_facts(checkpoint: Checkpoint) -> dict[str, object]:
@@ -189,8 +201,10 @@ def backend_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("backend", f"{facts['name']} ({facts['chosen']})")]
     if "device" in facts:
         place = f"{facts['device']}, {facts['memory']}, compute {facts['compute']}, driver {facts['driver']}"
-        weights = f"{human_bytes(facts['weight_bytes'])} on the device"
-        lines += [("device", place), ("weights", weights), ("kernels", facts["kernels"]), ("exact", facts["exact"])]
+        lines += [("device", place), ("weights", f"{human_bytes(facts['weight_bytes'])} on the device")]
+        for each in facts["weights"]:
+            lines.append((f"  {each['type']}", f"{each['as']}, {human_bytes(each['bytes'])}"))
+        lines += [("kernels", facts["kernels"]), ("exact", facts["exact"])]
     return lines
 
 

@@ -2,8 +2,8 @@
 
 `open_checkpoint` takes a GGUF file or a Hugging Face folder and checks all of it, so no tensor is
 found missing later. `tensor` gives float32. `encoded` gives the stored bytes, for backends that
-multiply without widening, and `in_file` says where they are, if they can be taken as they are. A
-checkpoint does not keep loaded tensors; the caller does.
+multiply without widening; `read_rows` reads a part of them, and `in_file` says where they are, if they
+can be taken as they are. A checkpoint does not keep loaded tensors; the caller does.
 Non-goals: fetching (pull.py); names of tensors (tensors.py); tokenizers.
 """
 
@@ -91,6 +91,21 @@ class Checkpoint:
             return self._stored(name)
         numbers = self.tensor(name)
         return Encoded("F32", numbers.shape, numbers.reshape(-1, numbers.shape[-1]).view(np.uint8))
+
+    def read_rows(self, name: str, start: int, out: Bytes) -> None:
+        """Bytes of a tensor's rows from `start` on, as they are stored; `out` is [rows, bytes of a row]. For threads
+        that read parts of a tensor whose numbers are not changed."""
+        piece, info = self._piece(name), self._info_of[name]
+        assert not piece.plus
+        file, row = self._source.file(piece.source), out.shape[1]
+        if not piece.n_paired_heads:
+            file.read_into(info.offset + start * row, out)
+            return
+        order = _halves_from_pairs(piece.n_paired_heads, self.config.head_dim, self.config.rope.dim)
+        wanted = order[start : start + len(out)]
+        first, last = wanted.min(), wanted.max()  # of one head, or of a few
+        rows = file.read(info.offset + int(first) * row, info.offset + (int(last) + 1) * row)
+        np.take(rows.reshape(-1, row), wanted - first, 0, out, "clip")
 
     def in_file(self, name: str) -> InFile | None:
         """None: its rows must be moved, or its numbers changed."""

@@ -30,15 +30,20 @@ class FileBytes:
     def read(self, start: int, stop: int) -> Bytes:
         """The bytes from `start` to before `stop`, which must be inside the file."""
         found = np.empty(stop - start, np.uint8)
-        left = found.data
+        self.read_into(start, found)
+        found.flags.writeable = False
+        return found
+
+    def read_into(self, start: int, out: Bytes) -> None:
+        """The bytes from `start` on, which must be inside the file, as many as `out` has."""
+        left = out.reshape(-1).data
+        stop = start + len(left)
         with self.reading():
             while left:
                 n = os.preadv(self.fileno(), [left], stop - len(left))
                 if not n:
                     raise EOFError
                 left = left[n:]
-        found.flags.writeable = False
-        return found
 
     @contextmanager
     def reading(self) -> Iterator[None]:

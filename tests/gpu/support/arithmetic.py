@@ -4,6 +4,7 @@
 - Conversion to bf16 rounds to nearest even, as on a GPU; the interpreter truncates.
 - A product adds K in steps of STEP to one f32 accumulator, each step with one rounding. So the bits of an
   element do not depend on the tile it is computed in, which is also what tensor cores do.
+- Inline assembly of a few integer instructions runs, and must be elementwise.
 - Every load and store must be inside of an allocation of the driver that launched the kernel.
 - The language is patched once, not at every launch and every call of a function.
 """
@@ -51,6 +52,19 @@ def product(a: NDArray[np.float64], b: NDArray[np.float64], total: NDArray[np.fl
     return total
 
 
+def assembled(text: str, given: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What instructions of PTX write to $0 if $1 is given."""
+    registers = {"$1": given}
+    operations = {"shl.b32": np.left_shift, "shr.b32": np.right_shift, "and.b32": np.bitwise_and}
+    for line in text.strip("{ }").split(";"):
+        words = line.replace(",", " ").split()
+        if words and words[0] != ".reg":
+            name, to, *sources = words
+            numbers = [registers[word] if word in registers else np.uint32(int(word, 0)) for word in sources]
+            registers[to] = operations[name](*numbers)
+    return registers["$0"]
+
+
 class Builder(InterpreterBuilder):
     memory: Any = None  # the driver whose kernel runs
 
@@ -76,6 +90,19 @@ class Builder(InterpreterBuilder):
         tf32 = tl.float32 in kinds and precision == ir.INPUT_PRECISION.TF32
         assert not tf32, "a product of f32 would run in tf32 on a GPU: give tl.dot input_precision"
         return TensorHandle(product(as_doubles(a), as_doubles(b), d.data), tl.float32)
+
+    def create_inline_asm(
+        self, text: str, constraints: str, values: list[TensorHandle], types: Any, pure: bool, pack: int
+    ) -> SimpleNamespace:
+        """For an u16 packed in pairs. Beside each element, in either half of a register, lies something else."""
+        (handle,) = values
+        assert (constraints, handle.data.dtype, pure, pack) == ("=r,r", np.uint16, True, 2), text
+        own, other = handle.data.astype(np.uint32), np.random.default_rng(0).integers(0, 1 << 16, handle.data.shape)
+        beside = other.astype(np.uint32)
+        low = assembled(text, own | beside << np.uint32(16)) & np.uint32(0xFFFF)
+        high = assembled(text, beside | own << np.uint32(16)) >> np.uint32(16)
+        assert (low == high).all(), f"it is not elementwise: {text}"
+        return SimpleNamespace(get_result=lambda _: TensorHandle(low.astype(np.uint16), tl.uint16))
 
     def create_barrier(self) -> None:
         """A program has one thread."""

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gpu.support.blocks import planes_of
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
+from kvarn.backends.cuda.planes import expanded
 from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix
@@ -150,6 +152,31 @@ class Board:
         self.driver.fill(memory.address, 0xFF, memory.nbytes)
         self.driver.upload(memory.address, encoded(widened(weight, depth, 0.0), form))
         return Matrix(form, memory, weight.shape[0], depth)
+
+    def packed(self, type_name: str, rows: Array, width: int) -> tuple[Matrix, Array]:
+        """Blocks of a file as a matrix, and its numbers. Rows that pad it, and their headers, are NaN."""
+        planes, power, codes, headers = planes_of(type_name, rows)
+        n, units = align(len(rows), specs.COLUMNS), planes.units(width)
+        memory = Allocation(self.driver, n * planes.row_bytes(width))
+        matrix = Matrix("f16", memory, len(rows), align(width, specs.DEPTH), planes, units, 2.0**-power)
+        self.driver.fill(memory.address, 0xFF, memory.nbytes)
+        self.driver.upload(memory.address, codes)
+        words = np.full((units, planes.words, n), 0xFFFFFFFF, np.uint32)
+        words[..., : len(rows)] = headers[..., : len(rows)]
+        self.driver.upload(matrix.headers, words)
+        return matrix, expanded(planes, codes, headers)[: len(rows), :width].astype(np.float64) * matrix.scale
+
+    def embed_packed(
+        self, matrix: Matrix, tokens: Sequence[int], width: int, scale: float = 1.0, sampled: Sequence[int] = (0,)
+    ) -> Array:
+        planes = matrix.planes
+        out = self.room(4 * len(tokens) * width)
+        shape = (planes.bits, planes.field, int(planes.offsets), planes.blocks, planes.span, planes.tiles, planes.words)
+        ids = (self.put(np.array(each, np.int32)) for each in (tokens, sampled))
+        places = (*ids, matrix.address, matrix.headers, out)
+        sizes = (width, matrix.padded, matrix.units)
+        self.rows(specs.embed_packed(), len(tokens), width, *places, *sizes, *shape, scale * matrix.scale)
+        return self.get(out, (len(tokens), width), "f32")
 
     def linear(
         self,

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu.support.blocks import RANDOM, blocks
 from numpy.typing import NDArray
 from support import tiny_gguf
-from support.gguf_writer import TYPE_IDS, Tensor, gguf
+from support.gguf_writer import Tensor, gguf
 from support.tiny_files import encode, gguf_keys, local_keys
 from support.tiny_models import Size
 
@@ -18,16 +19,24 @@ from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.scoring import score
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.encodings import BY_ID
 from kvarn.loading.progress import quiet
 from kvarn.models.families import graph_of
 
 Floats = NDArray[np.float32]
+IDS = {encoding.name: number for number, encoding in BY_ID.items()}
 
 
 def write(
-    path: Path, architecture: str, type_name: str, size: Size, outliers: Mapping[str, float] | None = None
+    path: Path,
+    architecture: str,
+    type_name: str,
+    size: Size,
+    outliers: Mapping[str, float] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> Path:
-    """A model with random weights, its matrices stored as `type_name`. A tensor may have one outlier."""
+    """A model with random weights, its matrices stored as `type_name`, or as `others` says for a part of a name. A
+    tensor may have one outlier."""
     random = np.random.default_rng(len(architecture))
     keys = gguf_keys(architecture, size) | local_keys(architecture, size) | tiny_gguf.tokenizer_keys(None)
     tensors = []
@@ -36,8 +45,10 @@ def write(
         numbers = random.standard_normal(shape, np.float32) * np.float32(spread) + np.float32("norm" in name)
         if outliers and name in outliers:
             numbers[0, 0] = outliers[name]
-        kind = type_name if len(shape) == 2 else "F32"
-        tensors.append(Tensor(name, encode(numbers, kind), tuple(reversed(shape)), TYPE_IDS[kind]))
+        kind = next((kind for part, kind in (others or {}).items() if part in name), type_name)
+        kind = kind if len(shape) == 2 else "F32"
+        data = blocks(kind, shape, random, spread).tobytes() if kind in RANDOM else encode(numbers, kind)
+        tensors.append(Tensor(name, data, tuple(reversed(shape)), IDS[kind]))
     path.write_bytes(gguf([(key, *value) for key, value in keys.items()], tensors))
     return path
 

@@ -2,7 +2,7 @@
 
 - A value that only matrices read exists in the forms of these matrices: norms, gates and attention write
   it so. The output of the last attention is f32 until the wanted rows are selected.
-- Matrices that read one value and have one form are one product. Its outputs lie side by side.
+- Matrices that read one value and are stored alike are one product. Its outputs lie side by side.
 - After the last read of a value, its rows hold another one of the same shape. Everything runs in the
   order of the list, so no launch overwrites what an earlier one still reads.
 
@@ -221,8 +221,14 @@ class _Emitter:
 
     def _embed(self, kind: kinds.Embed) -> None:
         matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
-        args = (Input("tokens"), Input("sampled"), matrix.address, out, out.width, matrix.depth, kind.scale)
-        self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
+        planes, ids = matrix.planes, (Input("tokens"), Input("sampled"))
+        if planes is None:
+            args = (*ids, matrix.address, out, out.width, matrix.depth, kind.scale)
+            self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
+            return
+        shape = (planes.bits, planes.field, int(planes.offsets), planes.blocks, planes.span, planes.tiles, planes.words)
+        places = (*ids, matrix.address, matrix.headers, out, out.width, matrix.padded, matrix.units)
+        self._launch(kind.weight, specs.embed_packed(), (*places, *shape, kind.scale * matrix.scale), out.width)
 
     def _norm(self, kind: kinds.Norm) -> None:
         x, weight = self._read(kind.x), self.weights.vector(kind.weight)
@@ -241,8 +247,9 @@ class _Emitter:
         self._launch(f"add {kind.out.id}", specs.add(), (x, into, x.width, x.stride, into.stride), x.width)
 
     def _product(self, kind: kinds.Product) -> None:
-        for (form, _), found in groupby(kind.segments, key=lambda s: (self.weights.form(s.matrix), _alone(s))):
+        for _, found in groupby(kind.segments, key=lambda s: (self.weights.product(s.matrix), _alone(s))):
             segments = list(found)
+            form = self.weights.form(segments[0].matrix)
             if segments[0].into is not None:
                 out = self._replace(segments[0].into, segments[0].out)
             else:

@@ -6,7 +6,8 @@ by them.
 
 from math import prod
 
-from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of
+from kvarn.backends.cuda.planes import PACKED
+from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of, product_of
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint
@@ -43,8 +44,17 @@ def require(plan: Plan) -> None:
 
 def weight_bytes(checkpoint: Checkpoint) -> int:
     """Bytes of all weights on a device. The rows that pad a matrix are not counted."""
-    return sum(prod(info.shape) * _number_bytes(info) for info in checkpoint.infos)
+    return sum(tensor_bytes(info) for info in checkpoint.infos)
 
 
-def _number_bytes(info: TensorInfo) -> int:
-    return VECTOR if len(info.shape) == 1 else TYPE_BYTES[form_of(info.type)]
+def stored_as(info: TensorInfo) -> str:
+    """What a tensor is on a device: `f32`, `f16`, `bf16`, or the name of its planes."""
+    return "f32" if len(info.shape) == 1 else product_of(info.type)
+
+
+def tensor_bytes(info: TensorInfo) -> int:
+    if len(info.shape) == 1:
+        return VECTOR * info.shape[0]
+    if info.type in PACKED:
+        return prod(info.shape[:-1]) * PACKED[info.type].row_bytes(info.shape[-1])
+    return prod(info.shape) * TYPE_BYTES[form_of(info.type)]

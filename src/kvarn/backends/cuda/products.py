@@ -1,6 +1,6 @@
 """Products of rows and matrices: which tile, how many splits, and the memory in which splits leave their sums.
 
-The splits of a matrix's depth follow from its shape alone (specs.splits_of), because they are a part of
+The splits of a matrix's depth follow from its shape and type alone (specs.splits_of), because they are a part of
 the arithmetic. The tile follows from the number of rows, and has no effect on a bit.
 """
 
@@ -10,7 +10,7 @@ from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.weights import Matrix
-from kvarn.cache.spec import align, ceil_div
+from kvarn.cache.spec import ceil_div
 
 
 class Products:
@@ -30,9 +30,9 @@ class Products:
         split = [matrix for matrix in matrices if matrix.splits > 1]
         if not split:
             return
-        rows, narrowest = specs.SHARED_ROWS, min(specs.F32_TILE.columns, specs.NARROW_TILE.columns)
-        partial = max(4 * rows * align(matrix.n_rows, specs.COLUMNS) * matrix.splits for matrix in split)
-        tiles = max(align(matrix.n_rows, specs.COLUMNS) for matrix in split) // narrowest
+        rows = specs.SHARED_ROWS
+        partial = max(4 * rows * matrix.padded * matrix.splits for matrix in split)
+        tiles = max(matrix.padded for matrix in split) // specs.NARROWEST
         self._partial = Allocation(self._driver, partial)
         self._counters = Allocation(self._driver, 4 * tiles * (rows // specs.F32_TILE.rows))
         self._driver.fill(self._counters.address, 0, self._counters.nbytes)
@@ -53,14 +53,21 @@ class Products:
         follows from the number of rows, if it is not given."""
         if not n_rows:
             return
-        tile, mode = tiled or specs.tile_for(matrix.form, n_rows, matrix.n_rows, matrix.splits)
+        tile, mode = tiled or specs.tile_for(matrix.kind, n_rows, matrix.n_rows, matrix.splits)
         n_tiles = ceil_div(matrix.n_rows, tile.columns) * ceil_div(n_rows, tile.rows)
         grid = (n_tiles, matrix.splits if mode == "shared" else 1, 1)
         partial, counters = (0 if memory is None else memory.address for memory in (self._partial, self._counters))
-        share = ceil_div(matrix.depth // specs.DEPTH, matrix.splits)
+        places: tuple[int, ...]
+        sizes: tuple[int, ...]
+        if matrix.planes is None:
+            kernel, steps = specs.linear(matrix.form, tile, mode), matrix.depth // specs.DEPTH
+            places, sizes = (matrix.address,), (matrix.depth,)
+        else:
+            kernel, steps = specs.linear_packed(matrix.planes, tile, mode), matrix.units
+            places, sizes = (matrix.address, matrix.headers), (matrix.padded, matrix.depth, matrix.units)
         args = (
-            *(x, matrix.address, bias, out, partial, counters),
-            *(n_rows, matrix.n_rows, matrix.depth, out_stride),
-            *(scale, int(bias != 0), adds, matrix.splits, share),
+            *(x, *places, bias, out, partial, counters),
+            *(n_rows, matrix.n_rows, *sizes, out_stride),
+            *(scale * matrix.scale, int(bias != 0), adds, matrix.splits, ceil_div(steps, matrix.splits)),
         )
-        self._driver.launch(self._driver.function(specs.linear(matrix.form, tile, mode)), grid, args)
+        self._driver.launch(self._driver.function(kernel), grid, args)

@@ -39,7 +39,11 @@ class CudaProgram:
         self.config: ModelConfig = checkpoint.config
         self._driver = driver
         self._weights = Weights(driver, checkpoint, len(graph.weights), progress)
-        self._emitted = emit(fuse(graph), self.config.norm_eps, self._weights, driver)
+        try:
+            self._emitted = emit(fuse(graph), self.config.norm_eps, self._weights, driver)
+            self._weights.finish()
+        finally:
+            self._weights.close()
         self._vocabulary = self._emitted.logits.n_rows
         self._hidden = graph.nodes[-1].inputs[0].width
         self._logits = Allocation(driver, 4 * LOGIT_ROWS * self._vocabulary)

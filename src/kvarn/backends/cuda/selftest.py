@@ -15,6 +15,7 @@ from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.planes import KINDS, Planes
 from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, LEAST_SPLIT, ROWS, SPLIT, TYPE_BYTES, TYPES, tiles
 from kvarn.backends.cuda.weights import Matrix
@@ -28,34 +29,50 @@ TOKENS = SPLIT + 40  # of attention: more than one split
 
 def is_exact(driver: Device) -> bool:
     random = np.random.default_rng(1)
-    for form in TYPES:
-        if not _products_agree(driver, form, random):
-            return False
-        if form != "f32" and not all(_attention_agrees(driver, form, dim, random) for dim in HEAD_DIMS):
-            return False
-    return True
-
-
-def _products_agree(driver: Device, form: str, random: np.random.Generator) -> bool:
-    """Every tile, with one split of the depth and with several."""
     for depth in DEPTHS:
-        x, weight = (Allocation(driver, rows * depth * TYPE_BYTES[form]) for rows in (ROWS, COLUMNS))
-        for memory, rows in ((x, ROWS), (weight, COLUMNS)):
-            driver.upload(memory.address, _in_form(random.standard_normal((rows, depth), np.float32), form))
-        matrix, products = Matrix(form, weight, COLUMNS, depth), Products(driver)
-        products.reserve([matrix])
-        found = []
-        for tile, mode in tiles(form):
-            if mode == "whole" and matrix.splits > 1:
-                continue
-            out = np.empty((tile.rows, COLUMNS), np.float32)
-            results = Allocation(driver, out.nbytes)
-            products.launch(x.address, matrix, results.address, COLUMNS, tile.rows, tiled=(tile, mode))
-            driver.download(results.address, out)
-            found.append(out)
-        if not all(_same(found[-1][: len(each)], each) for each in found):
-            return False
-    return True
+        for planes in KINDS:
+            if not _products_agree(driver, _packed(driver, planes, depth, random), random):
+                return False
+        for form in TYPES:
+            if not _products_agree(driver, _plain(driver, form, depth, random), random):
+                return False
+    codecs = [form for form in TYPES if form != "f32"]
+    return all(_attention_agrees(driver, codec, dim, random) for codec in codecs for dim in HEAD_DIMS)
+
+
+def _plain(driver: Device, form: str, depth: int, random: np.random.Generator) -> Matrix:
+    weight = Allocation(driver, COLUMNS * depth * TYPE_BYTES[form])
+    driver.upload(weight.address, _in_form(random.standard_normal((COLUMNS, depth), np.float32), form))
+    return Matrix(form, weight, COLUMNS, depth)
+
+
+def _packed(driver: Device, planes: Planes, depth: int, random: np.random.Generator) -> Matrix:
+    """Any codes, and scales and offsets for weights of about one."""
+    units = planes.units(depth)
+    matrix = Matrix("f16", Allocation(driver, COLUMNS * planes.row_bytes(depth)), COLUMNS, depth, planes, units)
+    driver.upload(matrix.address, random.integers(0, 256, planes.code_bytes(COLUMNS, depth), np.uint8))
+    scales = random.uniform(1 << 13, 1 << 14, (units, planes.words, COLUMNS, 2)).astype(np.float16)
+    if planes.offsets:
+        scales[..., 1] = -random.uniform(0, 1, scales.shape[:-1])
+    driver.upload(matrix.headers, scales)
+    return matrix
+
+
+def _products_agree(driver: Device, matrix: Matrix, random: np.random.Generator) -> bool:
+    """The rows of every tile."""
+    x, products = Allocation(driver, ROWS * matrix.depth * TYPE_BYTES[matrix.form]), Products(driver)
+    driver.upload(x.address, _in_form(random.standard_normal((ROWS, matrix.depth), np.float32), matrix.form))
+    products.reserve([matrix])
+    found = []
+    for tile, mode in tiles(matrix.kind):
+        if mode == "whole" and matrix.splits > 1:
+            continue
+        out = np.empty((tile.rows, COLUMNS), np.float32)
+        results = Allocation(driver, out.nbytes)
+        products.launch(x.address, matrix, results.address, COLUMNS, tile.rows, tiled=(tile, mode))
+        driver.download(results.address, out)
+        found.append(out)
+    return all(_same(found[-1][: len(each)], each) for each in found)
 
 
 def _attention_agrees(driver: Device, codec: str, dim: int, random: np.random.Generator) -> bool:

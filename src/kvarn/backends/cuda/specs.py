@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from kvarn.backends.cuda.planes import KINDS, PACKED, Planes
+
 Constant = int | float | str
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
@@ -32,9 +34,10 @@ COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of
 DEPTH = 128  # matrices and their inputs are padded to a multiple of this many columns
 SHARED_ROWS = 256  # most rows of a product whose splits are computed by several programs
 ROW_GROUP = 8  # row tiles that take turns over one tile of weights, while it is in the device's cache
-FILLED = 264  # programs that keep a large device busy with one row
+FILLED = {"plain": 264, "packed": 396}  # programs that keep a large device busy with one row; packed ones are small
 LEAST_SPLIT = 1024  # numbers of a split of the depth
 MOST_SPLITS = 8
+WIDE = 16384  # rows of a matrix that has enough large tiles for one row of them
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
@@ -66,8 +69,13 @@ class Kernel:
 
 
 def form_of(stored: str) -> str:
-    """The type in which a matrix of this stored type is multiplied."""
+    """The type in which a matrix of this stored type takes its input. All but packed ones are stored in it."""
     return AS_STORED.get(stored, "f16")
+
+
+def product_of(stored: str) -> str:
+    """Matrices of types with the same name here can be one product."""
+    return PACKED[stored].name if stored in PACKED else form_of(stored)
 
 
 def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
@@ -99,40 +107,77 @@ def norm_add() -> Kernel:
 
 
 class Tile(NamedTuple):
-    """Of `linear`: rows, columns and depth of a tile. It has no effect on a bit, and stages are lowered where shared
+    """Of a product: rows, columns and depth of a tile. It has no effect on a bit, and stages are lowered where shared
     memory is small."""
 
     rows: int
     columns: int
-    depth: int
+    depth: int  # of a packed one: a unit
     warps: int
     stages: int
 
 
-SMALL_TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 64, 8, 4))
-NARROW_TILE = Tile(16, 32, 128, 4, 4)  # a few rows of a small matrix: more programs
-TURNS_TILE = Tile(128, 128, 64, 8, 3)  # two accumulators
-LARGE_TILE = Tile(128, 256, 64, 8, 3)
+class Tiles(NamedTuple):
+    """What the products of a kind of matrix choose from."""
+
+    narrow: Tile  # a few rows of a small matrix: more programs
+    small: tuple[Tile, ...]
+    turns: Tile  # it has two accumulators
+    large: Tile | None  # for many rows and one split
+    wide_rows: int  # more rows than these have large tiles if the matrix is wide, and more than SHARED_ROWS always
+
+
 F32_TILE = Tile(16, 32, 32, 4, 1)
+PLAIN_TILES = Tiles(
+    narrow=Tile(16, 32, 128, 4, 4),
+    small=(Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 64, 8, 4)),
+    turns=Tile(128, 128, 64, 8, 3),
+    large=Tile(128, 256, 64, 8, 3),
+    wide_rows=SHARED_ROWS,
+)
+PACKED_TILES = Tiles(
+    narrow=Tile(8, 64, 0, 2, 5),
+    small=(Tile(8, 64, 0, 2, 5), Tile(16, 64, 0, 2, 5), Tile(32, 64, 0, 4, 4), Tile(64, 64, 0, 4, 3)),
+    turns=Tile(128, 128, 0, 8, 3),
+    large=Tile(128, 256, 0, 8, 3),
+    wide_rows=64,
+)
+TILES = {
+    "f32": Tiles(F32_TILE, (F32_TILE,), F32_TILE, None, SHARED_ROWS),
+    "f16": PLAIN_TILES,
+    "bf16": PLAIN_TILES,
+    "packed": PACKED_TILES,
+}
+NARROWEST = min(tile.columns for each in TILES.values() for tile in (each.narrow, *each.small))
 
 
-def splits_of(n_rows: int, depth: int) -> int:
+def splits_of(n_rows: int, depth: int, packed: bool = False) -> int:
     """Parts of a matrix's depth that are summed up by themselves: a part of the arithmetic. Only the shape of the
-    matrix decides: enough programs for one row, and not too short."""
-    most = min(FILLED // -(-n_rows // SMALL_TILES[0].columns), depth // LEAST_SPLIT, MOST_SPLITS)
+    matrix, and whether it is packed, decide: enough programs for one row, and not too short."""
+    filled = FILLED["packed" if packed else "plain"]
+    most = min(filled // -(-n_rows // PLAIN_TILES.small[0].columns), depth // LEAST_SPLIT, MOST_SPLITS)
     return 1 << max(most, 1).bit_length() - 1
 
 
-def tile_for(form: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]:
-    """The tile of a product of this many input rows with a matrix of `n_rows`, and who adds its splits."""
-    mode = "whole" if splits == 1 else "shared" if rows <= SHARED_ROWS else "turns"
-    if form == "f32":
-        return F32_TILE, "turns" if mode == "turns" else "shared"
-    if rows > SHARED_ROWS:
-        return (LARGE_TILE, mode) if splits == 1 else (TURNS_TILE, mode)
-    if rows <= NARROW_TILE.rows and -(-n_rows // SMALL_TILES[0].columns) * splits < FILLED // 2:
-        return NARROW_TILE, "shared"
-    return next((tile for tile in SMALL_TILES if rows <= tile.rows), SMALL_TILES[-1]), "shared"
+def tile_for(kind: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]:
+    """The tile of a product of this many input rows with a matrix of `n_rows`, and who adds its splits. `kind` is a
+    form, or `packed`."""
+    found = TILES[kind]
+    if splits > 1 and rows > SHARED_ROWS:
+        return found.turns, "turns"
+    if splits == 1 and found.large and rows > (found.wide_rows if n_rows >= WIDE else SHARED_ROWS):
+        return found.large, "whole"
+    few = -(-n_rows // found.small[0].columns) * splits < FILLED["plain"] // 2
+    if rows <= found.narrow.rows and few:
+        return found.narrow, "shared"
+    return next((tile for tile in found.small if rows <= tile.rows), found.small[-1]), "shared"
+
+
+def tiles(kind: str) -> list[tuple[Tile, str]]:
+    """All that `tile_for` chooses from."""
+    found = TILES[kind]
+    chosen = [(tile, "shared") for tile in (found.narrow, *found.small)] + [(found.turns, "turns")]
+    return list(dict.fromkeys(chosen + ([(found.large, "whole")] if found.large else [])))
 
 
 @cache
@@ -148,11 +193,27 @@ def linear(form: str, tile: Tile, mode: str) -> Kernel:
     return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), tile.warps, tile.stages)
 
 
-def tiles(form: str) -> list[tuple[Tile, str]]:
-    """All that `tile_for` chooses from."""
-    if form == "f32":
-        return [(F32_TILE, "shared"), (F32_TILE, "turns")]
-    return [(tile, "shared") for tile in (NARROW_TILE, *SMALL_TILES)] + [(TURNS_TILE, "turns"), (LARGE_TILE, "whole")]
+@cache
+def linear_packed(planes: Planes, tile: Tile, mode: str) -> Kernel:
+    """Modes are those of `linear`."""
+    text = (
+        "x:*fp16 codes:*u16 headers:*u32 bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 "
+        "padded:i32 depth:i32 units:i32 out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
+    )
+    kind = (("BITS", planes.bits), ("FIELD", planes.field), ("OFFSETS", int(planes.offsets)))
+    sizes = (("BLOCKS", planes.blocks), ("SPAN", planes.span), ("BM", tile.rows), ("BN", tile.columns))
+    constants = (*kind, *sizes, ("DEPTH", DEPTH), ("GROUP", ROW_GROUP), ("MODE", mode))
+    aligned = (("padded", COLUMNS), ("depth", DEPTH))
+    return Kernel("linear_packed", _arguments(text), constants, aligned, tile.warps, tile.stages)
+
+
+@cache
+def embed_packed() -> Kernel:
+    text = (
+        "tokens:*i32 sampled:*i32 codes:*u16 headers:*u32 out:*fp32 width:i32 padded:i32 units:i32 bits:i32 field:i32 "
+        "offsets:i32 blocks:i32 span:i32 tiles:i32 words:i32 scale:fp32"
+    )
+    return Kernel("embed_packed", _arguments(text), (("BLOCK", STRETCH),))
 
 
 @cache
@@ -302,9 +363,10 @@ def draw() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), select(), copy(2), copy(4)]
+    found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(2), copy(4)]
     found += [peak(), choose(), adjust(), weigh(), starts(), scatter(), draw()]
     found += [reduce(dim) for dim in HEAD_DIMS]
+    found += [linear_packed(planes, *tile) for planes in KINDS for tile in tiles("packed")]
     for kind in TYPES:
         found += [embed(kind), norm(kind), rotate(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]

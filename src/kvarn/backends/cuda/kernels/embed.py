@@ -10,8 +10,13 @@ def embed(tokens, sampled, weight, out, width, weight_stride, scale, BLOCK: tl.c
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
+    x = tl.load(weight + token_of(tokens, sampled, row) * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * width + column, x * scale, mask=inside)
+
+
+@triton.jit
+def token_of(tokens, sampled, row):
     token = tl.load(tokens + row)
     if token < 0:
         token = tl.maximum(tl.load(sampled - 1 - token), 0)
-    x = tl.load(weight + token.to(tl.int64) * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row.to(tl.int64) * width + column, x * scale, mask=inside)
+    return token.to(tl.int64)
