@@ -1,5 +1,6 @@
 """Sampling on the device through the engine: the tokens of host sampling, in any batch, and what is waited for."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,11 +32,12 @@ ASKED = [
 class Even:
     """A constraint: only even tokens."""
 
-    def mask(self, scores: np.ndarray) -> None:
+    def mask(self, scores: np.ndarray, output: Sequence[int]) -> None:
+        assert all(token % 2 == 0 for token in output)
         scores[1::2] = -np.inf
 
-    def accept(self, token: int) -> None:
-        assert token % 2 == 0
+    def complete(self, output: Sequence[int]) -> bool:
+        return False
 
 
 def answer(engine: Engine) -> dict[tuple[int, int], list[tuple]]:
