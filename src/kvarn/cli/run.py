@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 
 from kvarn.chats.answer import content_of
 from kvarn.cli import flags, prefill, trace
@@ -112,14 +113,17 @@ def start(llm: LLM, args: argparse.Namespace, prompt: str, params: SamplingParam
 
 def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
     """Compute the answer and print it after the echoed prompt, if it is to be shown. False after Ctrl-C."""
-    complete, text, thinking = True, echoed, Thinking()
+    complete, text, thinking = True, echoed, Thinking(partial(print, end="", flush=True))
     printed = safe if sys.stdout.isatty() else str  # a model's text must not control the terminal
+    thinks = shown and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     try:
         for part in prefill.stream(llm, job):
+            if isinstance(part, Reasoning):
+                if thinks:
+                    thinking.add(part.text)
+                continue
             text += content_of(part)
-            if shown and isinstance(part, Reasoning):
-                thinking.add(part.text)
-            elif shown:  # the echo comes with the first piece: until then the line shows the progress of the prompt
+            if shown:  # the echo comes with the first piece: until then the line shows the progress of the prompt
                 thinking.end()
                 print(printed(text), end="", flush=True)
             text = ""

@@ -43,7 +43,7 @@ class TerminalScreen:
 class PlainAnswer:
     def __init__(self) -> None:
         self._at_start = True  # of a line
-        self._thinking = Thinking()
+        self._thinking = Thinking(write)
 
     def think(self, piece: str) -> None:
         self._thinking.add(piece)
