@@ -61,7 +61,7 @@ def test_without_tools_a_call_is_text(llm: LLM) -> None:
     assert output.message == {"role": "assistant", "content": CALL}
     broken = llm.chat("play broken", tools=TOOLS, temperature=0)
     assert broken.text == TEXTS["broken"]
-    assert broken.completions[0].tool_error
+    assert broken.tool_error
 
 
 def test_a_structure_begins_after_reasoning(llm: LLM) -> None:
@@ -145,7 +145,7 @@ def test_a_call_that_is_being_written_is_none_yet(llm: LLM) -> None:
         parts = stream.parts()
         assert isinstance(next(parts), CallBegin)
         assert (stream.output.tool_calls, stream.output.text, stream.output.finish_reason) == ([], "", None)
-        assert stream.output.completions[0].tool_error is None
+        assert stream.output.tool_error is None
     assert list(parts) == [], "a closed stream has no more parts"
     assert stream.output.finish_reason == "cancelled"
     assert stream.output.tool_calls == []

@@ -65,8 +65,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The answer to one prompt. `text`, `tokens`, `finish_reason`, `reasoning` and `tool_calls` are those of the first
-    completion.
+    """The answer to one prompt. `text`, `tokens`, `finish_reason`, `reasoning`, `tool_calls` and `tool_error` are those
+    of the first completion.
 
     prompt              the text as given; None if token ids or messages were given
     prompt_token_ids    the token ids of the prompt
@@ -106,6 +106,10 @@ class Output:
     @property
     def tool_calls(self) -> list[ToolCall]:
         return self.completions[0].tool_calls
+
+    @property
+    def tool_error(self) -> str | None:
+        return self.completions[0].tool_error
 
     @property
     def message(self) -> dict[str, Any]:
