@@ -152,6 +152,24 @@ def test_a_call_that_is_being_written_is_none_yet(llm: LLM) -> None:
     assert not llm.engine.busy
 
 
+def test_leaving_the_parts_frees_what_the_stream_held(llm: LLM) -> None:
+    for part in llm.stream_chat("play think", temperature=0).parts():
+        assert isinstance(part, Reasoning)
+        assert llm.engine.busy
+        break
+    assert not llm.engine.busy
+
+    async def asynchronous() -> None:
+        async for part in AsyncLLM(llm).stream_chat("play think", temperature=0).parts():
+            assert isinstance(part, Reasoning)
+            break
+        while llm.runner.busy:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asynchronous())
+    assert llm.cache.usage().sequences == 0
+
+
 def test_a_structure_of_a_stream_begins_after_reasoning(llm: LLM) -> None:
     for variables in ({}, {"open": True}):
         name = "opened" if variables else "json"
