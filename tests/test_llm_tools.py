@@ -160,13 +160,16 @@ def test_leaving_the_parts_frees_what_the_stream_held(llm: LLM) -> None:
     assert not llm.engine.busy
 
     async def asynchronous() -> None:
-        async for part in AsyncLLM(llm).stream_chat("play think", temperature=0).parts():
+        model, endless = AsyncLLM(llm), {"temperature": 0, "ignore_eos": True, "max_tokens": 1900}
+        async for part in model.stream_chat("play think", **endless).parts():
             assert isinstance(part, Reasoning)
             break
         while llm.runner.busy:
             await asyncio.sleep(0.001)
 
+    before = llm.engine.stats.generated_tokens
     asyncio.run(asynchronous())
+    assert llm.engine.stats.generated_tokens - before < 1900
     assert llm.cache.usage().sequences == 0
 
 
