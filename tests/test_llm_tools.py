@@ -1,14 +1,18 @@
-"""Conversations with tools and reasoning in Python: LLM.chat and AsyncLLM.chat."""
+"""Conversations with tools and reasoning in Python: chat and stream_chat of LLM and AsyncLLM."""
 
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from support.scripted import HERMES, HERMES_CONTROL, scripted_llm, scripted_model
 
 from kvarn import LLM, AsyncLLM, KvarnError
 from kvarn.chats.answer import ToolCall
+from kvarn.dialect import CallArguments, CallBegin, CallEnd, Content, Reasoning, joined
+from kvarn.dialect.grammar import MOST_CALLS
+from kvarn.jobs.job import Output
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "", "parameters": CITY}}]
@@ -19,6 +23,8 @@ TEXTS = {
     "call": CALL,
     "think": f"<think>\nWhere?\n</think>\n\nI ask.\n{CALL}",
     "json": f"<think>\nWhere?\n</think>\n\n{OSLO}",
+    "opened": f"Where?\n</think>\n\n{OSLO}",
+    "again": "\n".join([CALL] * 20),
     "broken": "<tool_call>\nnothing\n</tool_call>",
 }
 
@@ -55,7 +61,7 @@ def test_without_tools_a_call_is_text(llm: LLM) -> None:
     assert output.message == {"role": "assistant", "content": CALL}
     broken = llm.chat("play broken", tools=TOOLS, temperature=0)
     assert broken.text == TEXTS["broken"]
-    assert broken.completions[0].tool_error
+    assert broken.tool_error
 
 
 def test_a_structure_begins_after_reasoning(llm: LLM) -> None:
@@ -87,6 +93,108 @@ def test_async(llm: LLM) -> None:
     assert (call.name, call.arguments) == ("weather", OSLO)
 
 
+def without_ids(output: Output) -> list:
+    return [replace(each, tool_calls=[replace(call, id="") for call in each.tool_calls]) for each in output.completions]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("tools", [[], TOOLS], ids=["alone", "tools"])
+def test_a_stream_has_the_content_and_its_output_the_rest(llm: LLM, name: str, tools: list) -> None:
+    want = llm.chat(f"play {name}", tools=tools, temperature=0)
+    stream = llm.stream_chat(f"play {name}", tools=tools, temperature=0)
+    pieces = list(stream)
+    assert all(pieces)
+    assert "".join(pieces) == stream.output.text == want.text
+    assert without_ids(stream.output) == without_ids(want)
+    assert stream.output == stream.output, "its calls keep their ids"
+
+    async def asynchronous() -> None:
+        stream = AsyncLLM(llm).stream_chat(f"play {name}", tools=tools, temperature=0)
+        assert "".join([piece async for piece in stream]) == want.text
+        assert without_ids(stream.output) == without_ids(want)
+
+    asyncio.run(asynchronous())
+
+
+def test_the_parts_of_a_stream(llm: LLM) -> None:
+    stream = llm.stream_chat("play think", tools=TOOLS, temperature=0)
+    parts = list(stream.parts())
+    assert sum(isinstance(part, Reasoning) for part in parts) > 1, "they come as they are computed"
+    (call,) = stream.output.tool_calls
+    assert joined(parts) == [
+        Reasoning("Where?"),
+        Content("I ask."),
+        CallBegin(0, call.id, "weather"),
+        CallArguments(0, OSLO),
+        CallEnd(0),
+    ]
+    assert list(stream) == [], "a part comes once"
+
+    async def asynchronous() -> None:
+        stream = AsyncLLM(llm).stream_chat("play think", tools=TOOLS, temperature=0)
+        there = joined([part async for part in stream.parts()])
+        assert [part for part in there if not isinstance(part, CallBegin)] == joined(parts)[:2] + joined(parts)[3:]
+        assert [part.id for part in there if isinstance(part, CallBegin)] == [stream.output.tool_calls[0].id]
+
+    asyncio.run(asynchronous())
+    assert joined(llm.stream("play text", max_tokens=3, temperature=0).parts()) == [Content("It ")]
+
+
+def test_a_call_that_is_being_written_is_none_yet(llm: LLM) -> None:
+    with llm.stream_chat("play call", tools=TOOLS, temperature=0) as stream:
+        parts = stream.parts()
+        assert isinstance(next(parts), CallBegin)
+        assert (stream.output.tool_calls, stream.output.text, stream.output.finish_reason) == ([], "", None)
+        assert stream.output.tool_error is None
+    assert list(parts) == [], "a closed stream has no more parts"
+    assert stream.output.finish_reason == "cancelled"
+    assert stream.output.tool_calls == []
+    assert not llm.engine.busy
+
+
+def test_leaving_the_parts_frees_what_the_stream_held(llm: LLM) -> None:
+    for part in llm.stream_chat("play think", temperature=0).parts():
+        assert isinstance(part, Reasoning)
+        assert llm.engine.busy
+        break
+    assert not llm.engine.busy
+
+    async def asynchronous() -> None:
+        model, endless = AsyncLLM(llm), {"temperature": 0, "ignore_eos": True, "max_tokens": 1900}
+        async for part in model.stream_chat("play think", **endless).parts():
+            assert isinstance(part, Reasoning)
+            break
+        while llm.runner.busy:
+            await asyncio.sleep(0.001)
+
+    before = llm.engine.stats.generated_tokens
+    asyncio.run(asynchronous())
+    assert llm.engine.stats.generated_tokens - before < 1900
+    assert llm.cache.usage().sequences == 0
+
+
+def test_a_structure_of_a_stream_begins_after_reasoning(llm: LLM) -> None:
+    for variables in ({}, {"open": True}):
+        name = "opened" if variables else "json"
+        stream = llm.stream_chat(f"play {name}", temperature=0, json_schema=CITY, chat_template_kwargs=variables)
+        assert "".join(stream) == OSLO
+        assert stream.output.reasoning == "Where?"
+
+
+def test_a_required_call_of_a_stream(llm: LLM) -> None:
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0, "max_tokens": 200}
+    stream = llm.stream_chat("play text", tools=TOOLS, **fields)
+    assert list(stream) == []
+    assert stream.output.finish_reason == "tool_calls"
+    assert len(stream.output.tool_calls) == 1
+
+
+def test_an_answer_of_repeated_calls_ends(llm: LLM) -> None:
+    output = llm.chat("play again", tools=TOOLS, tool_choice="required", temperature=0, max_tokens=1900)
+    assert output.finish_reason == "tool_calls"
+    assert len(output.tool_calls) == MOST_CALLS
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -98,8 +206,9 @@ def test_async(llm: LLM) -> None:
     ],
 )
 def test_wrong_tools_are_refused(llm: LLM, fields: dict, words: str) -> None:
-    with pytest.raises(KvarnError, match=words):
-        llm.chat("play text", **fields)
+    for ask in (llm.chat, llm.stream_chat, AsyncLLM(llm).stream_chat):
+        with pytest.raises(KvarnError, match=words):
+            ask("play text", **fields)
 
 
 def test_wrong_calls_in_messages_are_refused(llm: LLM) -> None:

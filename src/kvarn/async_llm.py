@@ -13,7 +13,7 @@ loops and threads may share one AsyncLLM.
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -21,7 +21,7 @@ from typing import Any, overload
 from kvarn.chats.tools import tool_use
 from kvarn.engine.params import SamplingParams, with_settings
 from kvarn.errors import KvarnError
-from kvarn.jobs.async_pieces import AsyncBatchStream, AsyncStream, Pairs, Waiter
+from kvarn.jobs.async_pieces import AsyncBatchStream, AsyncStream, Start, Waiter
 from kvarn.jobs.background import Background
 from kvarn.jobs.batch import Messages, OneOrEach, is_one_conversation, paired, prompts_of
 from kvarn.jobs.job import Job, Output
@@ -60,13 +60,13 @@ class AsyncLLM:
         """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
         the request."""
         chosen = one_answer(with_settings(params, settings))
-        return AsyncStream(AsyncBatchStream(self, [(prompt, chosen)]))
+        return AsyncStream(self._stream([(prompt, chosen)]))
 
     def stream_batch(
         self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, **settings: Any
     ) -> AsyncBatchStream:
         """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
-        return AsyncBatchStream(self, paired(prompts_of(prompts), params, settings))
+        return self._stream(paired(prompts_of(prompts), params, settings))
 
     @overload
     async def chat(
@@ -96,22 +96,39 @@ class AsyncLLM:
         outputs = await self._finish([partial(self.llm.start_turn, turn) for turn in turns])
         return outputs[0] if alone else outputs
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> AsyncStream:
-        """The answer to one conversation, piece by piece."""
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = (),
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> AsyncStream:
+        """The answer to one conversation, piece by piece, as LLM.stream_chat."""
         chosen = one_answer(with_settings(params, settings))
-        render = partial(asyncio.to_thread, self._rendered, [messages], chosen, {})
-        return AsyncStream(AsyncBatchStream(self, [], render))
+        use = tool_use(tools, tool_choice, parallel_tool_calls)
 
-    def _rendered(self, conversations: Sequence[Messages], params: OneOrEach, settings: Mapping[str, Any]) -> Pairs:
-        prompts: list[Prompt] = [self.llm.render(each) for each in conversations]
-        return [(prompt, self.llm.for_chat(chosen)) for prompt, chosen in paired(prompts, params, settings)]
+        async def prepare() -> list[Start]:
+            turns = await asyncio.to_thread(self.llm.turns, [messages], chosen, {}, use, chat_template_kwargs)
+            return [partial(self.llm.start_turn, turn) for turn in turns]
 
-    async def _finish(self, starts: Sequence[Callable[..., Job]]) -> list[Output]:
+        return AsyncStream(AsyncBatchStream(self, prepare))
+
+    def _stream(self, pairs: Sequence[tuple[Prompt, SamplingParams]]) -> AsyncBatchStream:
+        async def prepare() -> list[Start]:
+            return [partial(self.llm.start, prompt, chosen) for prompt, chosen in pairs]
+
+        return AsyncBatchStream(self, prepare)
+
+    async def _finish(self, starts: Sequence[Start]) -> list[Output]:
         jobs: list[Job] = []
         waiter = Waiter(each_token=False)
         try:
             for start in starts:
-                jobs.append(await self._started(partial(start, listener=waiter)))
+                jobs.append(await self.start(start, waiter))
             for job in jobs:
                 await waiter.end_of(job)
         finally:
@@ -138,14 +155,11 @@ class AsyncLLM:
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
-    async def start(self, prompt: Prompt, params: SamplingParams, waiter: Waiter) -> Job:
-        return await self._started(partial(self.llm.start, prompt, params, listener=waiter))
-
-    async def _started(self, work: Callable[[], Job]) -> Job:
+    async def start(self, start: Start, waiter: Waiter) -> Job:
         """Tokenize and queue a prompt on another thread. If this task is cancelled meanwhile, so is the request."""
         if self._closed:
             raise KvarnError(_CLOSED)
-        starting = asyncio.get_running_loop().run_in_executor(None, work)
+        starting = asyncio.get_running_loop().run_in_executor(None, partial(start, listener=waiter))
         try:
             job = await asyncio.shield(starting)
         except asyncio.CancelledError:

@@ -230,22 +230,36 @@ class LLM:
             for each, one in zip(conversations, chosen, strict=True)
         ]
 
-    def start_turn(self, turn: Turn, listener: Listener = SILENT) -> Job:
-        """Queue the answer to a conversation."""
+    def start_turn(self, turn: Turn, conversation: Hashable = None, listener: Listener = SILENT) -> Job:
+        """Queue the answer to a conversation; see `start`."""
         ready = turn.prepared
         return self.runner.add(
             ready.tokens,
             turn.params,
+            conversation=conversation,
             listener=listener,
             constrain=ready.constrain,
             shown=ready.shown,
             reader=ready.reader,
         )
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Stream:
-        """The answer to one conversation, piece by piece."""
-        chosen = self.for_chat(one_answer(with_settings(params, settings)))
-        return self.stream_job(self.start(self.render(messages), chosen))
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = (),
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Stream:
+        """The answer to one conversation, piece by piece. The stream's `output` also has the reasoning and the tool
+        calls; `parts()` has them as they come. The settings are those of `chat`."""
+        chosen = one_answer(with_settings(params, settings))
+        use = tool_use(tools, tool_choice, parallel_tool_calls)
+        (turn,) = self.turns([messages], chosen, {}, use, chat_template_kwargs)
+        return self.stream_job(self.start_turn(turn))
 
     def for_chat(self, params: SamplingParams) -> SamplingParams:
         """Settings for a conversation: those that are open take `chat_defaults`."""

@@ -12,6 +12,7 @@ from support.serving import tiny_model
 from kvarn import LLM, SamplingParams
 from kvarn.cli import prefill
 from kvarn.cli.prefill import PrefillProgress
+from kvarn.dialect import Content, joined
 
 
 class Terminal(io.StringIO):
@@ -68,8 +69,8 @@ def test_a_stream_with_progress_has_the_same_text(tmp_path: Path, monkeypatch: p
     params = SamplingParams(max_tokens=8, temperature=0)
     with LLM(tiny_model(tmp_path), context=256, max_batch_tokens=16) as llm:
         expected = llm.generate("abcd" * 40, params)[0].text
-        pieces = list(prefill.stream(llm, llm.start("abcd" * 40, params)))
-        assert "".join(pieces) == expected
+        parts = list(prefill.stream(llm, llm.start("abcd" * 40, params)))
+        assert joined(parts) == [Content(expected)]
         left = prefill.stream(llm, llm.start("abcd" * 40, params))
         next(left)
         left.close()

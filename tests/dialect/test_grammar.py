@@ -11,6 +11,7 @@ from support.dialect_samples import DIALECTS, TOOLS, said
 from support.dialect_writer import Calls, written
 
 from kvarn.dialect import Dialect, Parser, Tool, grammar, joined
+from kvarn.dialect.grammar import MOST_CALLS
 from kvarn.errors import KvarnError
 
 STRICT = tuple(replace(tool, strict=True) for tool in TOOLS)
@@ -117,6 +118,13 @@ def test_only_the_named_tool(dialect: Dialect) -> None:
 @SEVERAL
 def test_several_calls(dialect: Dialect) -> None:
     test_what_a_model_writes_is_accepted_and_read_back(dialect, BOTH)
+
+
+@SEVERAL
+def test_required_calls_come_to_an_end(dialect: Dialect) -> None:
+    lark = grammar(dialect, STRICT, required=True)
+    assert accepts(lark, written(dialect, BOTH[1:] * MOST_CALLS), control_of(dialect)) == "yes"
+    assert accepts(lark, written(dialect, BOTH[1:] * (MOST_CALLS + 1)), control_of(dialect)) != "yes"
 
 
 @SEVERAL

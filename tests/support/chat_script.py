@@ -14,6 +14,7 @@ class Script:
         self.notes: list[str] = []
         self.costs: list[str] = []
         self.pieces: list[str] = []
+        self.thoughts: list[str] = []
         self.interrupt_after: int | None = None
 
     def read(self) -> str:
@@ -39,6 +40,9 @@ class Script:
 
     def answer(self) -> "Script":
         return self
+
+    def think(self, piece: str) -> None:
+        self.thoughts.append(piece)
 
     def add(self, piece: str) -> None:
         self.pieces.append(piece)

@@ -23,7 +23,7 @@ def written(d: Dialect, calls: Calls) -> str:
 
 def _body(d: Dialect, name: str, arguments: dict[str, Any], number: int) -> str:
     if d.form == "json":
-        id = {d.id_key: f"abcdefgh{number}"} if d.ids == "nine" else {}
+        id = {d.id_key: f"abcdefg{number:02}"} if d.ids == "nine" else {}
         return json.dumps({d.name_key: name, d.arguments_key: arguments, **id}, ensure_ascii=False)
     if d.form == "named":
         full = f"functions.{name}:{number}" if d.numbered else name

@@ -54,15 +54,18 @@ class Reader:
     reasoning_end   the marker after the reasoning; empty if there is none
     hidden          names of control tokens, which are never content
     error           why a call that the model wrote is no call; its text is then content
+    ids             of the calls, by their numbers; a second reader of the same answer can be given those of the first
     """
 
     parts: Parts = field(default_factory=Plain)
     reasoning_end: str = ""
     hidden: tuple[str, ...] = ()
     error: str | None = None
+    ids: dict[int, str] = field(default_factory=dict)
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _calls: dict[int, tuple[CallBegin, list[str]]] = field(default_factory=dict)  # with the parts of their arguments
+    _ended: list[int] = field(default_factory=list)  # the calls that are complete
     _tail: str = ""  # of the text so far: what may begin the end marker
     _before: int = 0  # how long the text before it is
     _reasoned: int | None = None  # how long the text was when the reasoning ended
@@ -77,7 +80,9 @@ class Reader:
 
     @property
     def calls(self) -> list[ToolCall]:
-        return [ToolCall(call.id, call.name, "".join(parts)) for call, parts in self._calls.values()]
+        """Those that are complete."""
+        made = (self._calls[index] for index in self._ended)
+        return [ToolCall(call.id, call.name, "".join(parts)) for call, parts in made]
 
     def push(self, text: str) -> list[Delta]:
         if self.reasoning_end and self._reasoned is None:
@@ -89,7 +94,7 @@ class Reader:
 
     def finish_reason(self, reason: str) -> str:
         """That of the answer, if the model ended for `reason`."""
-        return "tool_calls" if reason == "stop" and self._calls else reason
+        return "tool_calls" if reason == "stop" and self._ended else reason
 
     def n_reasoning(self, ends: Sequence[int]) -> int:
         """How many tokens the reasoning has. `ends`: how long the text was after each token."""
@@ -105,7 +110,7 @@ class Reader:
         self._before += len(seen) - len(self._tail)
 
     def _take(self, given: list[Delta]) -> list[Delta]:
-        deltas = [self._without_control(delta) for delta in joined(given)]
+        deltas = [self._known(delta) for delta in joined(given)]
         for delta in deltas:
             match delta:
                 case Content(text):
@@ -120,13 +125,21 @@ class Reader:
                     self._content.append(text)
                     self.error = self.error or error
                 case CallEnd(index, complete):
-                    if not complete:
-                        del self._calls[index]
+                    if complete:
+                        self._ended.append(index)
         return deltas
 
-    def _without_control(self, delta: Delta) -> Delta:
+    def _known(self, delta: Delta) -> Delta:
+        """With the id that the call has, or without control tokens."""
+        if isinstance(delta, CallBegin):
+            return replace(delta, id=self.ids.setdefault(delta.index, delta.id))
         if isinstance(delta, Content | Malformed):
             for name in self.hidden:
                 if name in delta.text:
                     delta = replace(delta, text=delta.text.replace(name, ""))
         return delta
+
+
+def content_of(delta: Delta) -> str:
+    """The text that it adds to the content."""
+    return delta.text if isinstance(delta, Content | Malformed) else ""

@@ -1,6 +1,6 @@
 """Shows on a terminal how much of a prompt is computed, until the first text of the answer.
 
-    for piece in stream(llm, job): ...
+    for part in stream(llm, job): ...
 
 A prompt that is computed within DELAY shows nothing, and neither does a program whose standard error is
 no terminal. Non-goal: printing the answer.
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from kvarn.cli.progress import ProgressLine
+from kvarn.dialect import Delta
 from kvarn.jobs.job import Job
 from kvarn.llm import LLM
 
@@ -18,14 +19,14 @@ DELAY = 0.3  # seconds
 _INTERVAL = 0.1
 
 
-def stream(llm: LLM, job: Job) -> Iterator[str]:
-    """As `LLM.stream_job`, with progress before the first piece."""
-    pieces = llm.stream_job(job)
+def stream(llm: LLM, job: Job) -> Iterator[Delta]:
+    """The parts of the answer, with progress before the first one."""
+    parts = llm.stream_job(job).parts()
     with PrefillProgress(job):
-        first = next(pieces, None)
+        first = next(parts, None)
     if first is not None:
         yield first
-        yield from pieces
+        yield from parts
 
 
 class PrefillProgress:

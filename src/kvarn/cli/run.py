@@ -8,7 +8,9 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 
+from kvarn.chats.answer import content_of
 from kvarn.cli import flags, prefill, trace
 from kvarn.cli.ending import ending, summary
 from kvarn.cli.interrupt import Interrupted
@@ -17,6 +19,8 @@ from kvarn.cli.parser import UsageError
 from kvarn.cli.prompt import RULE, add_prompt_flags, as_prompt, choose_model_and_prompt, read_prompt
 from kvarn.cli.safe_text import safe
 from kvarn.cli.table import print_json
+from kvarn.cli.thinking import Thinking, dim
+from kvarn.dialect import Reasoning
 from kvarn.engine.params import SamplingParams
 from kvarn.errors import printable
 from kvarn.llm import LLM, Job
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--logprobs needs --json")
     if args.guessed and sys.stderr.isatty():
         note = f"continuing {printable(args.guessed, 40)!r} with {args.model} (as an option: {as_prompt(args.guessed)})"
-        print(note if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[2m{note}\x1b[0m", file=sys.stderr)
+        print(note if os.environ.get("TERM", "dumb") == "dumb" else dim(note), file=sys.stderr)
     prompt, params = read_prompt(args), flags.sampling_params(args)
     began = time.perf_counter()
     llm = flags.load(args, args.trust_messages)
@@ -103,23 +107,30 @@ def start(llm: LLM, args: argparse.Namespace, prompt: str, params: SamplingParam
     if not args.chat:
         return llm.start(prompt, params)
     system = [{"role": "system", "content": args.system}] if args.system else []
-    return llm.start(llm.render([*system, {"role": "user", "content": prompt}]), llm.for_chat(params))
+    (turn,) = llm.turns([[*system, {"role": "user", "content": prompt}]], params, {})
+    return llm.start_turn(turn)
 
 
 def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
     """Compute the answer and print it after the echoed prompt, if it is to be shown. False after Ctrl-C."""
-    complete, text = True, echoed
+    complete, text, thinking = True, echoed, Thinking(partial(print, end="", flush=True))
     printed = safe if sys.stdout.isatty() else str  # a model's text must not control the terminal
+    thinks = shown and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     try:
-        for piece in prefill.stream(llm, job):
-            text += piece
+        for part in prefill.stream(llm, job):
+            if isinstance(part, Reasoning):
+                if thinks:
+                    thinking.add(part.text)
+                continue
+            text += content_of(part)
             if shown:  # the echo comes with the first piece: until then the line shows the progress of the prompt
+                thinking.end()
                 print(printed(text), end="", flush=True)
             text = ""
     except KeyboardInterrupt:
         llm.runner.cancel(job)
         complete = False
-    if shown:
+    if shown and not thinking.end(last=True):
         print(printed(text))
     return complete
 
@@ -137,6 +148,7 @@ def report(llm: LLM, job: Job, load_seconds: float, echoed: str = "") -> dict[st
     ]
     return {
         "text": echoed + output.text,
+        **({"reasoning": output.reasoning} if output.reasoning else {}),
         "tokens": output.tokens,
         "prompt_tokens": output.prompt_tokens,
         "cached_tokens": output.cached_tokens,

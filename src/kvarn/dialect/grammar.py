@@ -12,6 +12,9 @@ from kvarn.dialect.lark import Lark
 from kvarn.dialect.schemas import Schemas
 from kvarn.errors import KvarnError
 
+MOST_CALLS = 16  # of one block, so that a model which repeats calls comes to an end
+_MORE = f"{{0,{MOST_CALLS - 1}}}"
+
 
 def grammar(
     dialect: Dialect,
@@ -22,8 +25,8 @@ def grammar(
     parallel: bool = True,
     reasoning: bool = True,
 ) -> str:
-    """`required`: the answer is one or more calls. Else it is text, in which calls are constrained. `only`: the only
-    tool that may be called. `reasoning`: the answer may begin with reasoning; not so if the prompt has opened it.
+    """`required`: the answer is 1 to MOST_CALLS calls. Else it is text, in which calls are constrained. `only`: the
+    only tool that may be called. `reasoning`: the answer may begin with reasoning; not so if the prompt has opened it.
 
     The arguments follow the schema of the tool if they must be called or the tool is strict. Else they are any object.
     """
@@ -110,17 +113,17 @@ class _Writer:
         d, text = self._dialect, self._lark.text
         again = text(d.separator) or ""
         if d.array:
-            more = f"({text(d.separator or ', ')} {body})*" if several else ""
+            more = f"({text(d.separator or ', ')} {body}){_MORE}" if several else ""
             return f"{body} {more} {text(']' + d.call[1])}"
         if d.one_per_section:
             more = (
-                f"({again} {text(d.section[0] + d.call[0])} {body} {text(d.call[1] + d.section[1])})*"
+                f"({again} {text(d.section[0] + d.call[0])} {body} {text(d.call[1] + d.section[1])}){_MORE}"
                 if several
                 else ""
             )
             return f"{body} {text(d.call[1] + d.section[1])} {more}"
         begin, end = ("", "]" if d.form == "pythonic" else "") if d.bare else (d.call[0], d.section[1])
-        more = f"({again} {text(begin)} {body} {text(d.call[1])})*" if several else ""
+        more = f"({again} {text(begin)} {body} {text(d.call[1])}){_MORE}" if several else ""
         return f"{body} {text(d.call[1])} {more} {text(end)}"
 
 

@@ -9,18 +9,18 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
+from kvarn.chats.answer import content_of
+from kvarn.dialect import Delta
 from kvarn.engine.engine import Event
-from kvarn.engine.params import SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import Job, Listener, Output
-from kvarn.jobs.pieces import Piece, Pieces
-from kvarn.text.tokenizer import Prompt
+from kvarn.jobs.pieces import Piece, Pieces, Split
 
-Pairs = Sequence[tuple[Prompt, SamplingParams]]
+Start = Callable[..., Job]  # (listener=...): queues a request
 
 
 class Starter(Protocol):
-    async def start(self, prompt: Prompt, params: SamplingParams, waiter: "Waiter") -> Job: ...
+    async def start(self, start: Start, waiter: "Waiter") -> Job: ...
 
     def cancel(self, jobs: Sequence[Job]) -> None: ...
 
@@ -28,15 +28,14 @@ class Starter(Protocol):
 class AsyncBatchStream(AsyncIterator[Piece]):
     """The answers to several prompts, piece by piece, in the order in which they are computed.
 
-    Its requests are those of `pairs`, or those that `render` gives."""
+    `prepare` gives what starts its requests."""
 
-    def __init__(self, starter: Starter, pairs: Pairs, render: Callable[[], Awaitable[Pairs]] | None = None) -> None:
+    def __init__(self, starter: Starter, prepare: Callable[[], Awaitable[Sequence[Start]]]) -> None:
         self._starter = starter
-        self._pairs = pairs
-        self._render = render
-        self._jobs: list[Job] = []
+        self._prepare = prepare
         self._pieces: Pieces | None = None
-        self._closed = False
+        self.jobs: list[Job] = []
+        self.closed = False
         self._reading = False
 
     async def __anext__(self) -> Piece:
@@ -47,17 +46,17 @@ class AsyncBatchStream(AsyncIterator[Piece]):
             piece = await self._next()
         finally:
             self._reading = False
-        if piece is None or self._closed:
+        if piece is None or self.closed:
             raise StopAsyncIteration
         return piece
 
     async def _next(self) -> Piece | None:
-        if self._closed:
+        if self.closed:
             return None
         try:
             if self._pieces is None:
                 self._pieces = await self._start()
-            while (piece := self._pieces.take()) is None and not self._pieces.ended and not self._closed:
+            while (piece := self._pieces.take()) is None and not self._pieces.ended and not self.closed:
                 await self._waiter.progress()
         except BaseException:
             self.close()
@@ -66,22 +65,22 @@ class AsyncBatchStream(AsyncIterator[Piece]):
 
     async def _start(self) -> Pieces:
         self._waiter = Waiter(each_token=True)
-        for prompt, params in self._pairs if self._render is None else await self._render():
-            self._jobs.append(await self._starter.start(prompt, params, self._waiter))
-            if self._closed:  # while it started
-                self._starter.cancel(self._jobs)
+        for start in await self._prepare():
+            self.jobs.append(await self._starter.start(start, self._waiter))
+            if self.closed:  # while it started
+                self._starter.cancel(self.jobs)
                 break
-        return Pieces(self._jobs)
+        return Pieces(self.jobs)
 
     @property
     def outputs(self) -> list[Output]:
         """The answers: whole after the last piece, before it what there is so far."""
-        return [job.output() for job in self._jobs]
+        return [job.output() for job in self.jobs]
 
     def close(self) -> None:
         """Cancel what is not finished."""
-        self._closed = True
-        self._starter.cancel(self._jobs)
+        self.closed = True
+        self._starter.cancel(self.jobs)
 
     async def aclose(self) -> None:
         self.close()
@@ -90,14 +89,38 @@ class AsyncBatchStream(AsyncIterator[Piece]):
         self.close()
 
 
-class AsyncStream(AsyncIterator[str]):
-    """The text of one answer, piece by piece."""
+class AsyncParts(AsyncIterator[Delta]):
+    """The parts of one answer, as they are computed."""
 
     def __init__(self, batch: AsyncBatchStream) -> None:
         self._batch = batch
+        self._split = Split()
+
+    async def __anext__(self) -> Delta:
+        while (part := self._split.take()) is None and not self._split.ended:
+            self._split.add(await anext(self._batch, None), self._batch.jobs)
+        if part is None or self._batch.closed:
+            raise StopAsyncIteration
+        return part
+
+
+class AsyncStream(AsyncIterator[str]):
+    """The text of one answer, piece by piece. Reasoning and tool calls are not part of it."""
+
+    def __init__(self, batch: AsyncBatchStream) -> None:
+        self._batch = batch
+        self._parts = AsyncParts(batch)
 
     async def __anext__(self) -> str:
-        return (await anext(self._batch)).text
+        async for part in self._parts:
+            if text := content_of(part):
+                return text
+        raise StopAsyncIteration
+
+    def parts(self) -> AsyncParts:
+        """The answer with its reasoning and tool calls, as kvarn.dialect's deltas. A part comes once, here or as
+        text."""
+        return self._parts
 
     @property
     def output(self) -> Output:

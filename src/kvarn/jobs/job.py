@@ -49,9 +49,10 @@ class Completion:
     tool_error: str | None = None
 
     def read(self, reader: Reader) -> "Completion":
-        """The same in its parts."""
+        """The same in its parts. While it is computed, a call that has only begun is none of them."""
         reader.push(self.text)
-        reader.finish()
+        if self.finish_reason is not None:
+            reader.finish()
         return replace(
             self,
             text=reader.content,
@@ -64,8 +65,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The answer to one prompt. `text`, `tokens`, `finish_reason`, `reasoning` and `tool_calls` are those of the first
-    completion.
+    """The answer to one prompt. `text`, `tokens`, `finish_reason`, `reasoning`, `tool_calls` and `tool_error` are those
+    of the first completion.
 
     prompt              the text as given; None if token ids or messages were given
     prompt_token_ids    the token ids of the prompt
@@ -107,6 +108,10 @@ class Output:
         return self.completions[0].tool_calls
 
     @property
+    def tool_error(self) -> str | None:
+        return self.completions[0].tool_error
+
+    @property
     def message(self) -> dict[str, Any]:
         """The first completion as a message, for the next turn of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
@@ -137,6 +142,7 @@ class Job:
     listener: Listener = SILENT
     prompt: str | None = None  # the text of the prompt, if it was given as text
     reader: Callable[[], Reader] | None = None  # of a chat: reads the parts of an answer
+    ids: dict[int, dict[int, str]] = field(default_factory=dict)  # of the calls of each sample
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     n_taken: int = 0  # tokens of all samples that reached the text
     done: bool = False  # other threads read it, so it is set last, when all text is written
@@ -159,6 +165,12 @@ class Job:
         """Whether every sampled token has reached the text."""
         return self.n_taken == sum(sample.n_output for sample in self.request.samples)
 
+    def new_reader(self, sample: int) -> Reader:
+        """Reads this answer from its beginning. All readers of an answer give its calls the same ids."""
+        reader = Reader() if self.reader is None else self.reader()
+        reader.ids = self.ids.setdefault(sample, {})
+        return reader
+
     def output(self) -> Output:
         request = self.request
         return Output(
@@ -177,7 +189,7 @@ class Job:
             self.logprobs.get(sample.index, []),
             sample.limit,
         )
-        return completion if self.reader is None else completion.read(self.reader())
+        return completion if self.reader is None else completion.read(self.new_reader(sample.index))
 
 
 def _logprob(sampled: Sampled) -> TokenLogprob:

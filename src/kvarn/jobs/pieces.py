@@ -1,4 +1,4 @@
-"""The answers of jobs as a stream of text: `Pieces` never waits, `Stream` and `BatchStream` do.
+"""The answers of jobs as a stream of text: `Pieces` and `Split` never wait, the streams do.
 
 A stream that is closed, dropped or interrupted cancels its requests. Non-goal: asyncio (async_pieces.py).
 """
@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from kvarn.chats.answer import Reader, content_of
+from kvarn.dialect import Delta
 from kvarn.jobs.job import Job, Output
 from kvarn.jobs.runner import Runner
 
@@ -65,16 +67,37 @@ class Pieces:
             raise self._error
 
 
+class Split:
+    """One answer in its parts, from its pieces."""
+
+    def __init__(self) -> None:
+        self._reader: Reader | None = None
+        self._ready: deque[Delta] = deque()
+        self.ended = False
+
+    def add(self, piece: Piece | None, jobs: Sequence[Job]) -> None:
+        """None: there are no more."""
+        self._reader = self._reader or (jobs[0].new_reader(0) if jobs else None)
+        self.ended = piece is None
+        if self._reader is not None:
+            self._ready += self._reader.finish() if piece is None else self._reader.push(piece.text)
+
+    def take(self) -> Delta | None:
+        """The next part; None if there is none now."""
+        return self._ready.popleft() if self._ready else None
+
+
 class BatchStream(Iterator[Piece]):
     """The answers to several prompts, piece by piece, in the order in which they are computed."""
 
     def __init__(self, runner: Runner, jobs: Sequence[Job]) -> None:
         self._runner = runner
         self._pieces = Pieces(jobs)
-        self._closed = False
+        self.jobs = jobs
+        self.closed = False
 
     def __next__(self) -> Piece:
-        if self._closed:
+        if self.closed:
             raise StopIteration
         try:
             while (piece := self._pieces.take()) is None and not self._pieces.ended:
@@ -89,12 +112,12 @@ class BatchStream(Iterator[Piece]):
     @property
     def outputs(self) -> list[Output]:
         """The answers: whole after the last piece, before it what there is so far."""
-        return [job.output() for job in self._pieces.jobs]
+        return [job.output() for job in self.jobs]
 
     def close(self) -> None:
         """Cancel what is not finished. There are no more pieces."""
-        self._closed = True
-        for job in self._pieces.jobs:
+        self.closed = True
+        for job in self.jobs:
             self._runner.cancel(job)
 
     def __enter__(self) -> "BatchStream":
@@ -107,14 +130,38 @@ class BatchStream(Iterator[Piece]):
         self.close()
 
 
+class Parts(Iterator[Delta]):
+    """The parts of one answer, as they are computed."""
+
+    def __init__(self, batch: BatchStream) -> None:
+        self._batch = batch
+        self._split = Split()
+
+    def __next__(self) -> Delta:
+        while (part := self._split.take()) is None and not self._split.ended:
+            self._split.add(next(self._batch, None), self._batch.jobs)
+        if part is None or self._batch.closed:
+            raise StopIteration
+        return part
+
+
 class Stream(Iterator[str]):
-    """The text of one answer, piece by piece."""
+    """The text of one answer, piece by piece. Reasoning and tool calls are not part of it."""
 
     def __init__(self, runner: Runner, job: Job) -> None:
         self._batch = BatchStream(runner, [job])
+        self._parts = Parts(self._batch)
 
     def __next__(self) -> str:
-        return next(self._batch).text
+        for part in self._parts:
+            if text := content_of(part):
+                return text
+        raise StopIteration
+
+    def parts(self) -> Parts:
+        """The answer with its reasoning and tool calls, as kvarn.dialect's deltas. A part comes once, here or as
+        text."""
+        return self._parts
 
     @property
     def output(self) -> Output:

@@ -15,6 +15,7 @@ from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.jobs.job import Job
 from kvarn.llm import LLM
+from kvarn.llm import Turn as Answerable
 
 ID = "chat"  # of the conversation's sequence in the cache; there is one
 
@@ -109,7 +110,7 @@ class Conversation:
         self.last = turn.job
         said = bool(output.text) or output.finish_reason not in ("cancelled", "error")
         if said:
-            self.messages = [*turn.messages, {"role": "assistant", "content": output.text}]
+            self.messages = [*turn.messages, output.message]
         elif self.messages[: len(turn.messages)] != turn.messages:
             self.messages = turn.messages
         self.left_out = turn.left_out
@@ -124,35 +125,35 @@ class Conversation:
         self.left_out = min(self.left_out, max(len(starts) - 2, 0))
 
     def _start(self, messages: list[Message], params: SamplingParams) -> Turn:
-        prompt, left_out = self._fit(messages)
-        job = self.llm.start(prompt, params, conversation=ID)
+        answerable, left_out = self._fit(messages, params)
+        job = self.llm.start_turn(answerable, conversation=ID)
         return Turn(job, messages, left_out, left_out - self.left_out)
 
-    def _fit(self, messages: list[Message]) -> tuple[list[int], int]:
-        """The prompt, and how many of the oldest turns it leaves out."""
+    def _fit(self, messages: list[Message], params: SamplingParams) -> tuple[Answerable, int]:
+        """What can be answered, and how many of the oldest turns its prompt leaves out."""
         system, starts = messages[: _has_system(messages)], _starts(messages)
         newest = len(starts) - 1
-        prompts: dict[int, list[int]] = {}
+        made: dict[int, Answerable] = {}
 
-        def prompt(left_out: int) -> list[int]:
-            if left_out not in prompts:
+        def length(left_out: int) -> int:
+            if left_out not in made:
                 first = starts[left_out] if left_out else len(system)
-                prompts[left_out] = self.llm.render([*system, *messages[first:]])
-            return prompts[left_out]
+                (made[left_out],) = self.llm.turns([[*system, *messages[first:]]], params, {})
+            return len(made[left_out].prepared.tokens)
 
         def enough(tokens: int) -> int:
-            return _first(lambda k: len(prompt(k)) <= tokens, self.left_out, newest)
+            return _first(lambda k: length(k) <= tokens, self.left_out, newest)
 
         context = self.context
         left_out = min(self.left_out, newest)
-        if len(prompt(left_out)) + self.room > context:
+        if length(left_out) + self.room > context:
             left_out = enough(context - self.room)
             # Every change at the front of the prompt computes all of it again. So make room for several turns at
             # once, but keep the last answer if it fits.
             left_out = max(left_out, min(enough(context // 2), newest - 1))
-        if len(prompt(left_out)) >= context:
-            raise self._too_long(len(prompt(left_out)), system, messages[-1:])
-        return prompt(left_out), left_out
+        if length(left_out) >= context:
+            raise self._too_long(length(left_out), system, messages[-1:])
+        return made[left_out], left_out
 
     def _too_long(self, n: int, system: list[Message], question: list[Message]) -> PromptTooLong:
         """Which part of a prompt of n tokens is too long, even without earlier turns."""

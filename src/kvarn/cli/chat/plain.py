@@ -1,6 +1,7 @@
 """Chat without a terminal: lines in, plain text out, no escape codes.
 
-Standard output gets the answers and the results of commands, and nothing else. Notes go to standard error.
+Standard output gets the answers and the results of commands, and nothing else. Notes go to standard error. Reasoning
+is not shown.
 On a terminal that cannot move its cursor (TERM=dumb) there is a prompt, and messages may have several lines.
 """
 
@@ -53,6 +54,9 @@ class LineReader:
 class PlainAnswer:
     def __init__(self, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
+
+    def think(self, piece: str) -> None:
+        """What reads a pipe wants the answer alone."""
 
     def add(self, piece: str) -> None:
         print(safe(piece) if self._is_terminal else piece, end="", flush=True)

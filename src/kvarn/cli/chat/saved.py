@@ -1,4 +1,5 @@
-"""Conversations in files: a JSON list of {"role": ..., "content": ...}, as the HTTP API takes in `messages`.
+"""Conversations in files: a JSON list of {"role": ..., "content": ...}, as the HTTP API takes in `messages`. Answers
+may have `reasoning_content`.
 
 `load` checks everything and says in one line what is wrong. `save` replaces the file in one step, and only
 if that file is a saved conversation, too. Non-goal: what a chat template accepts.
@@ -56,14 +57,17 @@ def _problem(message: Any, i: int) -> str:
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
             return f'has no "{key}"' if key not in message else f'has a "{key}" that is not a string'
-    extra = sorted(message.keys() - {"role", "content"})
+    known = {"role", "content", "reasoning_content"} if message["role"] == "assistant" else {"role", "content"}
+    extra = sorted(message.keys() - known)
     if extra:
         return f'has "{extra[0]}": only "role" and "content" are known here'
+    if not isinstance(message.get("reasoning_content", ""), str):
+        return 'has a "reasoning_content" that is not a string'
     if message["role"] not in ROLES:
         return f'has the role "{message["role"]}"; it must be one of {", ".join(ROLES)}'
     if message["role"] == "system" and i:
         return "is a system message; only the first message can be one"
-    return "has text that is not Unicode" if _has_surrogates(message["content"]) else ""
+    return "has text that is not Unicode" if any(map(_has_surrogates, message.values())) else ""
 
 
 def _has_surrogates(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Output to a terminal: answers as Markdown, dim notes and statistics.
+"""Output to a terminal: answers as Markdown; dim notes, statistics and reasoning.
 
 The block of an answer that is being written is shown as plain text, and replaced when it is complete. Text from
 outside passes `safe` first. Non-goals: input; terminals that cannot move their cursor (plain.py).
@@ -13,8 +13,9 @@ from kvarn.cli.chat.blocks import Block, Splitter
 from kvarn.cli.chat.live import LiveRows, wrap
 from kvarn.cli.chat.markdown import BlockRenderer, console
 from kvarn.cli.safe_text import safe
+from kvarn.cli.thinking import Thinking, dim
 
-_DIM, _BOLD, _NORMAL = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
 
 
 class TerminalScreen:
@@ -30,7 +31,7 @@ class TerminalScreen:
         write(_wrapped(text) + "\n")
 
     def note(self, text: str) -> None:
-        write(f"{_DIM}{_wrapped(text)}{_NORMAL}\n")
+        write(f"{dim(_wrapped(text))}\n")
 
     def statistics(self, text: str) -> None:
         self.note(text)
@@ -42,14 +43,20 @@ class TerminalScreen:
 class PlainAnswer:
     def __init__(self) -> None:
         self._at_start = True  # of a line
+        self._thinking = Thinking(write)
+
+    def think(self, piece: str) -> None:
+        self._thinking.add(piece)
 
     def add(self, piece: str) -> None:
+        self._thinking.end()
         text = safe(piece)
         write(text)
         self._at_start = text.endswith("\n") if text else self._at_start
 
     def end(self, interrupted: bool = False) -> None:
-        write("" if self._at_start else "\n")
+        if not self._thinking.end(last=True):
+            write("" if self._at_start else "\n")
 
 
 class MarkdownAnswer:
@@ -57,8 +64,20 @@ class MarkdownAnswer:
         self._blocks = Splitter()
         self._renderer = BlockRenderer(console)
         self._live = LiveRows(terminal_size)
+        self._thinks = False
+
+    def think(self, piece: str) -> None:
+        if not self._thinks:
+            self._thinks = True
+            self._complete()
+            write("\n" if self._blocks.gap else "")
+        write(dim(self._live.add(safe(piece))))
 
     def add(self, piece: str) -> None:
+        if self._thinks:
+            self._thinks = False
+            write(self._live.leave() + "\n")
+            self._blocks = Splitter()
         text = safe(piece)
         before = self._blocks.pending
         done = self._blocks.feed(text)
@@ -69,10 +88,15 @@ class MarkdownAnswer:
 
     def end(self, interrupted: bool = False) -> None:
         """After an interrupt the rows on the screen may not be those that were counted, so they stay."""
-        done = self._blocks.end()
-        if interrupted:
+        if interrupted or self._thinks:
             write(f"{_NORMAL}{self._live.leave()}")
-        elif done:
+        else:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Show what there is of the last block."""
+        done = self._blocks.end()
+        if done:
             self._replace(done, "")
         else:
             write(self._live.leave())

@@ -6,11 +6,13 @@ for terminals. Non-goal: anything that depends on which of them it is.
 
 from typing import Protocol
 
+from kvarn.chats.answer import content_of
 from kvarn.cli import prefill
 from kvarn.cli.chat.commands import find
 from kvarn.cli.chat.conversation import Conversation, Turn
 from kvarn.cli.chat.multiline import Quoted
 from kvarn.cli.ending import WHOLE, ending, summary
+from kvarn.dialect import Reasoning
 from kvarn.errors import KvarnError
 from kvarn.jobs.turn import Uninterrupted
 
@@ -26,6 +28,9 @@ class Keyboard(Protocol):
 
 
 class Answer(Protocol):
+    def think(self, piece: str) -> None:
+        """Reasoning, which is not part of the answer's text."""
+
     def add(self, piece: str) -> None: ...
 
     def end(self, interrupted: bool = False) -> None:
@@ -128,8 +133,11 @@ class Session:
     def _show(self, turn: Turn, answer: Answer) -> tuple[bool, KvarnError | None]:
         """Show the answer as it is computed. Whether Ctrl-C stopped it, and what went wrong."""
         try:
-            for piece in prefill.stream(self.conversation.llm, turn.job):
-                answer.add(piece)
+            for part in prefill.stream(self.conversation.llm, turn.job):
+                if isinstance(part, Reasoning):
+                    answer.think(part.text)
+                elif text := content_of(part):
+                    answer.add(text)
                 self.keyboard.keep()
         except KeyboardInterrupt:
             return True, None
