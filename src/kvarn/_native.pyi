@@ -60,6 +60,16 @@ def pack(
 def pack_file(
     pool: Pool, type: str, file: int, offset: int, rows: int, cols: int, grid: NDArray[np.int8] | None = None
 ) -> PackedMatrix: ...
+def largest_scales(type: str, rows: NDArray[np.uint8]) -> tuple[float, float]: ...
+def pack_planes(
+    type: str,
+    rows: NDArray[np.uint8],
+    power: int,
+    codes: NDArray[np.uint16],
+    row: int,
+    headers: NDArray[np.uint32],
+    column: int,
+) -> None: ...
 
 class CacheView:
     def __init__(self) -> None: ...

@@ -9,8 +9,9 @@ from gpu.support.blocks import blocks, planes_of
 from gpu.support.driving import same_bits
 from gpu.support.launching import Board, as_stored
 from gpu.support.oracle import relative
+from gpu.support.packing import offsets_of
 
-from kvarn.backends.cuda import pack, selftest, specs, staging, weights
+from kvarn.backends.cuda import selftest, specs, staging, weights
 from kvarn.backends.cuda.planes import KINDS, PACKED, Planes, expanded
 from kvarn.loading.checkpoint import Encoded
 from kvarn.loading.progress import quiet
@@ -47,7 +48,7 @@ def test_weights_are_those_of_the_file(random, type_name: str, n: int, size: flo
     assert not found[:, width:].any()
     found, expected = found[:33, :width].astype(np.float64) * 2.0**-power, true(type_name, rows)
     # A scaled code and an offset: where they cancel, a weight is less exact than they are.
-    offsets = pack.READ[type_name](pack._split(rows, type_name)).offsets
+    offsets = offsets_of(rows, type_name)
     offsets = np.zeros_like(expected) if offsets is None else np.abs(offsets).repeat(planes.span, 1)
     limit = HALF_ULP * 1.001 * (2 * np.abs(expected) + 2 * offsets)
     assert (np.abs(found - expected) <= limit + 2.0 ** (-24 - power)).all()

@@ -11,7 +11,8 @@ from gpu.support.launching import decoded
 from gpu.support.models import write
 from support.tiny_models import GOLDEN
 
-from kvarn.backends.cuda import pack, staging
+from kvarn import native
+from kvarn.backends.cuda import staging
 from kvarn.backends.cuda.specs import TYPE_BYTES
 from kvarn.backends.cuda.weights import Weights
 from kvarn.errors import BadModel
@@ -86,7 +87,7 @@ def test_packing_that_fails(cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*args: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(pack, "group", fail)
+    monkeypatch.setattr(native, "pack_planes", fail)
     with pytest.raises(MemoryError, match="no room"):
         _load(cuda, opened(tmp_path, "Q4_0"))
     assert not threads()

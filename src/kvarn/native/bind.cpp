@@ -15,6 +15,7 @@ namespace nb = nanobind;
 
 void bind_arithmetic(nb::module_& m);
 void bind_cpu(nb::module_& m);
+void bind_planes(nb::module_& m);
 
 namespace {
 
@@ -93,6 +94,7 @@ NB_MODULE(_native, m) {
 
     bind_arithmetic(m);
     bind_cpu(m);
+    bind_planes(m);
     nb::class_<kvarn::Markers>(m, "Markers")
         .def("__init__",
              [](kvarn::Markers* self, std::vector<std::string> texts, const std::vector<int32_t>& ids,

@@ -74,16 +74,6 @@ void pack_q8_0(const GroupWriter& t, int64_t row, const uint8_t* src) {
     }
 }
 
-// The 6-bit scale and minimum of sub-block j; `s` holds eight of both in 12 bytes.
-void scale_min(const uint8_t* s, int j, uint8_t& sc, uint8_t& mn) {
-    if (j < 4) {
-        sc = s[j] & 63, mn = s[j + 4] & 63;
-    } else {
-        sc = uint8_t((s[j + 4] & 15) | ((s[j - 4] >> 6) << 4));
-        mn = uint8_t((s[j + 4] >> 4) | ((s[j] >> 6) << 4));
-    }
-}
-
 void pack_q45_k(const GroupWriter& t, int64_t row, const uint8_t* src) {
     constexpr ScaleLayout kLayout = scale_layout(Kind::Q4_K);  // equal for Q5_K
     const bool five = t.w.kind == Kind::Q5_K;

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn.backends.cuda import pack
-from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
+from kvarn import native
+from kvarn.backends.cuda.planes import GROUP, PACKED, Planes, peak, shift
 from kvarn.cache.spec import align
 from kvarn.loading.encodings import ENCODINGS
 
@@ -29,13 +29,18 @@ def blocks(type_name: str, shape: tuple[int, ...], random: np.random.Generator, 
     return found.reshape(shape[0], -1)
 
 
+def room(type_name: str, rows: NDArray[np.uint8], n_rows: int) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
+    """Codes and headers for so many rows of this width, whole groups, all bits set."""
+    encoding, planes, n = ENCODINGS[type_name], PACKED[type_name], align(n_rows, GROUP)
+    units = planes.units(rows.shape[1] // encoding.block_bytes * encoding.block_size)
+    codes = np.full((n // GROUP, units, planes.tiles, GROUP, planes.span), 0xFFFF, np.uint16)
+    return codes, np.full((units, planes.words, n), 0xFFFFFFFF, np.uint32)
+
+
 def planes_of(type_name: str, rows: NDArray[np.uint8]) -> tuple[Planes, int, NDArray[np.uint16], NDArray[np.uint32]]:
-    """Planes, the power of two, codes and headers, for whole groups of rows."""
-    power = pack.shift(pack.peak(rows, type_name))
-    tiles, words = pack.packed(rows, type_name, power)
-    _, units, n, span = tiles.shape
-    codes = np.full((align(len(rows), GROUP) // GROUP, units, n, GROUP, span), 0xFFFF, np.uint16)
-    pack.group(tiles, codes)
-    headers = np.zeros((*words.shape[1:], align(len(rows), GROUP)), np.uint32)
-    headers[..., : len(rows)] = words.transpose(1, 2, 0)
+    """Planes, the power of two, codes and headers, for whole groups of rows. Those that are missing are zero."""
+    power = shift(peak(rows, type_name))
+    codes, headers = room(type_name, rows, len(rows))
+    codes[-1], headers[..., len(rows) :] = 0, 0
+    native.pack_planes(type_name, rows, power, codes, 0, headers, 0)
     return PACKED[type_name], power, codes, headers

@@ -18,6 +18,9 @@ it would take 9.0 bits per weight. Q5_0 is stored with offsets, because it is ra
 A weight is fma(scale', code * 2^-(14 + bits), offset) in f16, rounded once (kernels/unpack.py). All scales
 and offsets of a matrix are multiplied by one power of two, so that the largest is near the largest f16;
 the product divides by it. So the weights are about as exact as f16 allows, whatever their size.
+
+native/planes.cpp packs blocks of a file. `peak` comes first: the largest scale of all matrices of a
+product decides about the power of two that they are multiplied by.
 """
 
 from dataclasses import dataclass
@@ -25,9 +28,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn import native
+from kvarn.arrays import Bytes
 from kvarn.cache.spec import ceil_div
 
 GROUP = 16  # rows whose tiles lie together
+LARGEST = 15  # scales and offsets are at most 2 to the power of this, half of the largest f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,19 @@ PACKED = {
     "Q6_K": SIX,
     "Q8_0": EIGHT,
 }
+
+FACTORS = {"Q4_K": 63, "Q5_K": 63, "Q6_K": 128}  # the largest integer that multiplies an f16 of the file
+
+
+def peak(rows: Bytes, type_name: str) -> float:
+    """A limit of the sizes of scales and offsets as headers have them, before the power of two."""
+    scale, offset = native.largest_scales(type_name, rows)  # the offset of Q5_0 is 16 scales, which is less
+    return FACTORS.get(type_name, 1) * max(2.0 ** (14 + PACKED[type_name].bits) * scale, offset)
+
+
+def shift(peaks: float) -> int:
+    """The power of two that brings numbers of this size near the largest f16."""
+    return LARGEST - int(np.frexp(peaks)[1]) if peaks else 0
 
 
 def expanded(planes: Planes, codes: NDArray[np.uint16], headers: NDArray[np.uint32]) -> NDArray[np.float16]:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from kvarn import native
 from kvarn.arrays import Bytes
-from kvarn.backends.cuda import pack, staging
+from kvarn.backends.cuda import staging
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
+from kvarn.backends.cuda.planes import GROUP, PACKED, Planes, peak, shift
 from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of, splits_of
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ from kvarn.loading.progress import Progress
 from kvarn.loading.quants import dequantize
 
 LARGEST_F16 = np.float32(65504)
-PACK_CHUNK = 1 << 20  # numbers that a thread packs at a time
+PACK_CHUNK = 1 << 21  # numbers that a thread packs at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Weights:
     def _pack(self, names: tuple[str, ...]) -> Matrix:
         shapes = [self._checkpoint.shapes[name] for name in names]
         planes, width = PACKED[self._types[names[0]]], shapes[0][-1]
-        power = pack.shift(max(self._peaks[name].result() for name in names))
+        power = shift(max(self._peaks[name].result() for name in names))
         n_rows, units = sum(shape[0] for shape in shapes), planes.units(width)
         memory = self._zeros(align(n_rows, COLUMNS) * planes.row_bytes(width))
         matrix = Matrix("f16", memory, n_rows, align(width, DEPTH), planes, units, 2.0**-power)
@@ -181,13 +181,12 @@ class Weights:
 
         def fill_codes(start: int, done: Future[None], out: Bytes) -> None:
             try:
-                parts = [
-                    pack.packed(self._stored(name, first, n), self._types[name], power)
-                    for name, first, n in _slice(names, shapes, start, start + step)
-                ]
-                words = np.concatenate([words for _, words in parts])
-                headers[:, :, start : start + len(words)] = words.transpose(1, 2, 0)
-                pack.group(np.concatenate([tiles for tiles, _ in parts]), out.view(np.uint16))
+                codes, row = out.view(np.uint16).reshape(-1, units, planes.tiles, GROUP, planes.span), 0
+                codes[-1] = 0  # some of its rows may be missing
+                for name, first, n in _slice(names, shapes, start, start + step):
+                    rows = self._stored(name, first, n)
+                    native.pack_planes(self._types[name], rows, power, codes, row, headers, start + row)
+                    row += n
             finally:
                 done.set_result(None)
 
@@ -208,7 +207,7 @@ class Weights:
         n, width = self._checkpoint.shapes[name]
         step = max(1, PACK_CHUNK // width)
         parts = ((start, min(step, n - start)) for start in range(0, n, step))
-        return max(pack.peak(self._stored(name, *part), self._types[name]) for part in parts)
+        return max(peak(self._stored(name, *part), self._types[name]) for part in parts)
 
     def _stored(self, name: str, start: int, n: int) -> Bytes:
         """Some rows as they are in the file."""

@@ -1,8 +1,4 @@
-"""Blocks of a GGUF file to planes (planes.py), with NumPy, for rows of any of the packed types.
-
-`peak` comes first: the largest scale of all matrices of a product decides about the power of two that
-they are multiplied by.
-"""
+"""The oracle of native.pack_planes: blocks of a GGUF file to planes (planes.py), with NumPy."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,13 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvarn import native
 from kvarn.arrays import Bytes, Floats
 from kvarn.backends.cuda.planes import GROUP, PACKED, Planes
 from kvarn.loading.encodings import ENCODINGS
 
 Codes = NDArray[np.uint8]  # [rows, blocks of the file, numbers of a block]
-LARGEST = 15  # scales and offsets are at most 2 to the power of this, half of the largest f16
 
 
 class Blocks(NamedTuple):
@@ -41,11 +35,6 @@ def peak(rows: Bytes, type_name: str) -> float:
     return max(unit * 63 * _largest(_half(raw, 0)), 63 * _largest(_half(raw, 2)))
 
 
-def shift(peaks: float) -> int:
-    """The power of two that brings numbers of this size near the largest f16."""
-    return LARGEST - int(np.frexp(peaks)[1]) if peaks else 0
-
-
 def packed(rows: Bytes, type_name: str, power: int) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
     """Tiles [rows, units, tiles, span] and header words [rows, units, words]. Columns behind the row are zero."""
     planes, n = PACKED[type_name], len(rows)
@@ -54,27 +43,23 @@ def packed(rows: Bytes, type_name: str, power: int) -> tuple[NDArray[np.uint16],
         numbers = found.scales * np.float32(2.0 ** (14 + planes.bits + power))
         if found.offsets is not None:
             numbers = np.stack([numbers, found.offsets * np.float32(2.0**power)], -1)
-    codes, numbers = found.codes.reshape(n, -1), np.ascontiguousarray(numbers.reshape(n, -1), np.float32)
+        halves = numbers.reshape(n, -1).astype(np.float16)
+    codes = found.codes.reshape(n, -1)
     units = planes.units(codes.shape[1])
-    if missing := units * planes.unit - codes.shape[1]:
-        codes = np.pad(codes, ((0, 0), (0, missing)))
-        numbers = np.pad(numbers, ((0, 0), (0, units * planes.words * 2 - numbers.shape[1])))
-    halves = np.empty(numbers.shape, np.uint16)
-    native.encode_f16(numbers, halves)
+    codes = np.pad(codes, ((0, 0), (0, units * planes.unit - codes.shape[1])))
+    halves = np.pad(halves, ((0, 0), (0, units * planes.words * 2 - halves.shape[1])))
     words = halves.view(np.uint32).reshape(n, units, planes.words)
     return _tiles(planes, codes.reshape(n, units, planes.blocks, planes.span)), words
 
 
-def group(tiles: NDArray[np.uint16], out: NDArray[np.uint16]) -> None:
-    """Tiles as they lie on the device, [rows / 16, units, tiles, 16, span]. Rows that are missing in the last group are
-    zero."""
-    whole, rest = divmod(len(tiles), GROUP)
-    units, n, span = tiles.shape[1:]
-    groups = out.reshape(-1, units, n, GROUP, span)
-    groups[:whole] = tiles[: whole * GROUP].reshape(whole, GROUP, units, n, span).transpose(0, 2, 3, 1, 4)
-    if rest:
-        groups[whole, :, :, :rest] = tiles[whole * GROUP :].transpose(1, 2, 0, 3)
-        groups[whole, :, :, rest:] = 0
+def offsets_of(rows: Bytes, type_name: str) -> Floats | None:
+    return READ[type_name](_split(rows, type_name)).offsets
+
+
+def group(tiles: NDArray[np.uint16], out: NDArray[np.uint16], row: int) -> None:
+    """Tiles as they lie on the device, [rows / 16, units, tiles, 16, span], from this row on."""
+    for i, each in enumerate(tiles, row):
+        out[i // GROUP, :, :, i % GROUP] = each
 
 
 def _tiles(planes: Planes, codes: Codes) -> NDArray[np.uint16]:
