@@ -110,6 +110,13 @@ def test_a_model_without_an_end_token_follows_structures() -> None:
     assert state.complete([a, a])
 
 
+def test_an_answer_is_one_of_ten_thousand_texts() -> None:
+    choices = choice_of([f"text {i}" for i in range(10_000)])
+    assert verdict(choices, "text 9999") == "complete"
+    assert verdict(choices, "text 100") == "accepting"
+    assert verdict(choices, "text 10000") == "text 1000"
+
+
 def test_names_of_properties_are_not_keywords() -> None:
     schema = {"type": "object", "properties": {"nullable": {"const": 1}}, "required": ["nullable"]}
     assert verdict(schema_of(schema), '{"nullable":1}') == "complete"

@@ -88,7 +88,8 @@ def grammar_of(structure: Structure) -> str:
     elif kind == "regex":
         text = f"start: /{_in_slashes(text)}/"
     elif kind == "choice":
-        text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+        texts = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+        text = f"start: CHOICE\nCHOICE: {texts}"  # a terminal: rules with many alternatives are slow, and limited to 2,000
     else:
         text = _with_options(_from_gbnf(text) if kind == "gbnf" else text)
     return f"{text}\n{_NO_FORCING}\n"
