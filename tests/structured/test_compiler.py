@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.structures import compiler, tokenizer, verdict
 
-from kvarn.errors import BadStructure
+from kvarn.errors import BadStructure, StructuresBusy
 from kvarn.structured import (
     JSON_OBJECT,
     Compiler,
@@ -82,6 +82,13 @@ def test_answers_follow_a_structure_token_by_token(structure: Structure, text: s
         ({"type": "text"}, "Invalid type: text"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "integer", "multipleOf": 999_983}, "multipleOf 999983"),
+        ({"type": "integer", "multipleOf": 10**400 + 1}, "multipleOf"),
+        ({"type": "number", "multipleOf": 9999.83}, "multipleOf 9999.83"),
+        ({"type": "integer", "allOf": [{"multipleOf": 967}, {"multipleOf": 1031}]}, "several multipleOf"),
+        ({"multipleOf": 967, "anyOf": [{"multipleOf": 1031}]}, "several multipleOf"),
+        ({"$defs": {"a": {"multipleOf": 967}}, "$ref": "#/$defs/a", "multipleOf": 1031}, "several multipleOf"),
+        ({"allOf": [{"items": {"multipleOf": 967}}, {"items": {"multipleOf": 1031}}]}, "several multipleOf"),
+        ({"allOf": [{"multipleOf": 967}, {"multipleOf": 10.31}], "type": "number"}, "several multipleOf"),
         ({"patternProperties": {f"^a{i}$": {} for i in range(65)}}, "patternProperties"),
     ],
 )
@@ -115,6 +122,14 @@ def test_an_answer_is_one_of_ten_thousand_texts() -> None:
     assert verdict(choices, "text 9999") == "complete"
     assert verdict(choices, "text 100") == "accepting"
     assert verdict(choices, "text 10000") == "text 1000"
+
+
+def test_several_multiples_are_allowed_where_they_are_not_combined_or_small() -> None:
+    apart = {"type": "array", "prefixItems": [{"multipleOf": 967}, {"title": "b", "anyOf": [{"multipleOf": 1031}]}]}
+    assert verdict(schema_of(apart), "[967, 1031]") == "complete"
+    both = {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]}
+    assert verdict(schema_of(both), "24") == "accepting"
+    assert verdict(schema_of(both), "28") == "open"
 
 
 def test_names_of_properties_are_not_keywords() -> None:
@@ -194,6 +209,17 @@ def test_work_that_takes_too_long_is_given_up() -> None:
     gate = threading.Event()
     with pytest.raises(BadStructure, match=r"takes more than 0.01 s to compile"):
         bounded(gate.wait, 0.01)
+    gate.set()
+    assert bounded(lambda: 7, 10) == 7
+
+
+def test_work_that_cannot_begin_in_time_is_no_fault_of_the_structure() -> None:
+    gate = threading.Event()
+    for _ in range(4):
+        with pytest.raises(BadStructure):
+            bounded(gate.wait, 0.01)
+    with pytest.raises(StructuresBusy, match="try again later"):
+        bounded(lambda: 7, 0.01)
     gate.set()
     assert bounded(lambda: 7, 10) == 7
 

@@ -6,16 +6,20 @@ compiling.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from kvarn.chats.tools import ToolUse
 from kvarn.dialect import Dialect, grammar, opens_reasoning
-from kvarn.structured import Structure
+from kvarn.engine.constraint import Constraint
+from kvarn.structured import Compiled, Compiler, Structure
 from kvarn.structured.guidance import grammar_of
 
 _START = re.compile(r"^start\b", re.MULTILINE)
 _SETTINGS = re.compile(r"^%llguidance .*\n?", re.MULTILINE)
+
+Constrain = Callable[[int], Constraint]  # makes the constraint of a sample
 
 
 class Rule(NamedTuple):
@@ -24,6 +28,9 @@ class Rule(NamedTuple):
     structure: Structure
     after: str | None = None
     begin: str | None = None
+
+    def constrain(self, compiled: Compiled) -> Constrain:
+        return lambda sample: compiled.start(self.after, self.begin)
 
 
 def rule_of(dialect: Dialect, use: ToolUse, structure: Structure | None, prompt: str) -> Rule | None:
@@ -40,6 +47,13 @@ def rule_of(dialect: Dialect, use: ToolUse, structure: Structure | None, prompt:
         return Rule(Structure("lark", calls), end if opened else None)
     either = _either(dialect, use, structure) if use.tools else structure
     return Rule(either, end if opened or reasons else None, begin if reasons else None)
+
+
+def constrain(compiler: Compiler, rule: Rule | None) -> Constrain | None:
+    """Raises BadStructure. None: the answer is free."""
+    if rule is None:
+        return None
+    return rule.constrain(compiler.compile(rule.structure))
 
 
 def _either(dialect: Dialect, use: ToolUse, structure: Structure) -> Structure:

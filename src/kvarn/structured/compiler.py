@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from kvarn.errors import BadStructure
+from kvarn.errors import BadStructure, StructuresBusy
 from kvarn.structured import guidance
 from kvarn.structured.marker import Following, Marker
 from kvarn.structured.state import Guided
@@ -59,11 +59,9 @@ class Compiler:
         self._markers: dict[tuple[str, str | None], Marker] = {}
 
     def compile(self, structure: Structure) -> Compiled:
-        """Raises BadStructure if the structure is wrong, too large, or cannot be enforced."""
-        with self._lock:
-            if (found := self._cache.get(structure)) is not None:
-                self._cache.move_to_end(structure)
-                return found
+        """Raises BadStructure if the structure is wrong, too large, or cannot be enforced, and StructuresBusy."""
+        if (found := self.known(structure)) is not None:
+            return found
         vocabulary = self._built()
         matcher = bounded(lambda: guidance.matcher_of(vocabulary, guidance.grammar_of(structure)), self._seconds)
         compiled = Compiled(matcher, self.marker)
@@ -72,6 +70,14 @@ class Compiler:
             while len(self._cache) > self._most:
                 self._cache.popitem(last=False)
         return compiled
+
+    def known(self, structure: Structure) -> Compiled | None:
+        """What was compiled before. Never waits for long."""
+        with self._lock:
+            found = self._cache.get(structure)
+            if found is not None:
+                self._cache.move_to_end(structure)
+            return found
 
     def marker(self, text: str, begin: str | None = None) -> Marker:
         """A text after which structures begin. Finding its tokens takes as long as reading the vocabulary once."""
@@ -91,7 +97,8 @@ class Compiler:
 
 
 def bounded(work: Callable[[], Result], seconds: float) -> Result:
-    """Do the work on a thread with a large stack. Raises BadStructure if it takes longer."""
+    """Do the work on a thread with a large stack. Raises BadStructure if it takes longer, and StructuresBusy if it
+    cannot begin in this time."""
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
     def run() -> None:
@@ -103,7 +110,7 @@ def bounded(work: Callable[[], Result], seconds: float) -> Result:
             _slots.release()
 
     if not _slots.acquire(timeout=seconds):
-        raise BadStructure("other structures are being compiled, and they take long: try again later")
+        raise StructuresBusy("other structures are being compiled, and they take long: try again later")
     with _starting:
         before = threading.stack_size(_STACK)
         try:

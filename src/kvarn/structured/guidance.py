@@ -89,7 +89,7 @@ def grammar_of(structure: Structure) -> str:
         text = f"start: /{_in_slashes(text)}/"
     elif kind == "choice":
         texts = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
-        text = f"start: CHOICE\nCHOICE: {texts}"  # a terminal: rules with many alternatives are slow, and limited to 2,000
+        text = f"start: CHOICE\nCHOICE: {texts}"  # a terminal: rules have at most 2,000 alternatives
     else:
         text = _with_options(_from_gbnf(text) if kind == "gbnf" else text)
     return f"{text}\n{_NO_FORCING}\n"
