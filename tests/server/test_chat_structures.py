@@ -207,6 +207,22 @@ def test_text_is_no_structure(client: Client) -> None:
         assert message(client.say("text", **fields))["content"] == TEXTS["text"]
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "{" start | value_0\nvalue_0: /"city": "[A-Z]/ /[a-z]+/ "\\"}"',
+        '?start: k_text\nk_text: k_calls\nk_calls: "{" /[^{}]+/ "}"',
+        '  start: %json {"type": "object", "additionalProperties": {"type": "string"}} // start',
+        'root ::= "{" root | [^{}I]+ "}"',
+    ],
+)
+def test_a_grammar_of_any_names_can_be_given_beside_tools(client: Client, grammar: str) -> None:
+    assert message(client.say("json", grammar=grammar, tools=[WEATHER]))["content"] == OSLO
+    (call,) = message(client.say("call", grammar=grammar, tools=[WEATHER]))["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    assert message(client.say("text", grammar=grammar, tools=[WEATHER], max_tokens=4))["content"][0] in '{"'
+
+
 # -- structures that take long ---------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from kvarn.structured import (
     Compiler,
     Structure,
     choice_of,
+    either_of,
     embedded_schema,
     grammar_of,
     regex_of,
@@ -68,7 +69,12 @@ def test_answers_follow_a_structure_token_by_token(structure: Structure, text: s
     ("schema", "message"),
     [
         ({"not": {}}, '"not"'),
-        (False, '"not"'),
+        (False, "is false, which no answer can follow"),
+        ({"minimum": 2**53 + 1}, f"minimum {2**53 + 1}"),
+        ({"type": "integer", "exclusiveMaximum": -(2**53) - 1}, "exclusiveMaximum -9"),
+        ({"type": "number", "maximum": 1e20}, "maximum 1e+20"),
+        ({"const": 2**53 + 1}, f"const with {2**53 + 1}"),
+        ({"enum": ["a", {"b": [2**64]}]}, f"enum with {2**64}"),
         ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
         ({"properties": {"a": {"items": {"if": {}, "then": {}}}}}, '"if", "then"'),
         ({"type": "string", "format": "colour"}, '"format": "colour"'),
@@ -83,6 +89,7 @@ def test_answers_follow_a_structure_token_by_token(structure: Structure, text: s
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "integer", "multipleOf": 999_983}, "multipleOf 999983"),
         ({"type": "integer", "multipleOf": 10**400 + 1}, "multipleOf"),
+        ({"type": "integer", "multipleOf": True}, "multipleOf"),
         ({"type": "number", "multipleOf": 9999.83}, "multipleOf 9999.83"),
         ({"type": "integer", "allOf": [{"multipleOf": 967}, {"multipleOf": 1031}]}, "several multipleOf"),
         ({"multipleOf": 967, "anyOf": [{"multipleOf": 1031}]}, "several multipleOf"),
@@ -105,6 +112,36 @@ def test_schemas_in_a_grammar_have_the_same_bound_of_white_space(own: str) -> No
     assert verdict(grammar, "x[" + " " * 8 + "]y") == "complete"
     assert verdict(grammar, "x[" + " " * 9 + "]y") == "x[" + " " * 8
     assert verdict(grammar_of(r'start: "%json {}" "y"'), "%json {}y") == "complete"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: "%json {" "y"', "%json {y"),
+        ('start: "a\\"%json {}" "y"', 'a"%json {}y'),
+        ("start: /%json {2}y/", "%json  y"),
+        ('start: /"/ "%json {}"', '"%json {}'),
+        ('start: "a" // not %json {"not": {}}, nor "', "a"),
+        ('# %json {\nstart: "a"', "a"),
+        ('start: "/" "a" "/"', "/a/"),
+        ('start: %regex {"substring_words": "%json {"}', "%json {"),
+    ],
+)
+def test_what_only_looks_like_a_schema_in_a_grammar_is_none(grammar: str, text: str) -> None:
+    assert verdict(grammar_of(grammar), text) in ("complete", "accepting")
+
+
+def test_an_answer_follows_one_of_several_structures_with_names_of_their_own() -> None:
+    either = either_of(
+        grammar_of('  ?start: "(" start ")" | part_1 | VALUE // start: "x"\npart_1: "b"\nVALUE: "c"'),
+        grammar_of('start: "(" VALUE "." part_1\nVALUE: /[0-9]+/\npart_1: %json {"type": "boolean"} | <|tool|>'),
+        grammar_of('root ::= "g" root | "h"'),
+        POINT,
+    )
+    for text in ("((b))", "(c)", "(12.true", "(12.<|tool|>", "ggh", '{"x": 1}'):
+        assert verdict(either, text) == "complete", text
+    assert verdict(either, "((1") == "(("
+    assert verdict(either, '{"x":' + " " * 9) == '{"x":' + " " * 8
 
 
 def test_a_model_without_an_end_token_follows_structures() -> None:
@@ -132,6 +169,21 @@ def test_several_multiples_are_allowed_where_they_are_not_combined_or_small() ->
     assert verdict(schema_of(both), "28") == "open"
 
 
+def test_numbers_that_are_exact_are_allowed() -> None:
+    assert verdict(schema_of({"const": -(2**53)}), str(-(2**53))) == "complete"
+    assert verdict(schema_of({"type": "integer", "minimum": 2**53}), str(2**53 - 1)) == "open"
+    assert verdict(schema_of({"type": "integer", "minimum": 2**53}), str(2**53)) == "accepting"
+
+
+def test_keywords_that_restrict_nothing_are_allowed() -> None:
+    schema = {"type": "array", "uniqueItems": False, "items": {"type": "array", "uniqueItems": False}}
+    assert verdict(schema_of(schema), "[[1]]") == "complete"
+    uniqueness = {"type": "object", "properties": {"uniqueItems": {"const": False}}, "required": ["uniqueItems"]}
+    assert verdict(schema_of(uniqueness), '{"uniqueItems": false}') == "complete"
+    constant = {"const": {"uniqueItems": False}}
+    assert verdict(schema_of(constant), '{"uniqueItems": false}') == "complete"
+
+
 def test_names_of_properties_are_not_keywords() -> None:
     schema = {"type": "object", "properties": {"nullable": {"const": 1}}, "required": ["nullable"]}
     assert verdict(schema_of(schema), '{"nullable":1}') == "complete"
@@ -151,6 +203,16 @@ def test_names_of_properties_are_not_keywords() -> None:
         grammar_of('start: %json {"x-guidance": {"lenient": true}}'),
         grammar_of('start: "a" | %json {"type": "null"} | %json {"$defs": {"a": {"nullable": true}}}'),
         grammar_of('start: /"/ %json {"nullable": true}'),
+        grammar_of('start: "a" // "\n  %json {"nullable": true}'),
+        grammar_of('start: <"a> %json {"nullable": true}'),
+        grammar_of('start: %regex {"substring_words": "\\""} %json {"nullable": true}'),
+        grammar_of("start: %json false"),
+        grammar_of("start: %json 1"),
+        grammar_of('start: "a'),
+        grammar_of("start: " + '\\"' * 100_000),
+        grammar_of("start: @0"),
+        either_of(regex_of("a"), grammar_of("start: @part_0")),
+        either_of(regex_of("a"), grammar_of('start: %json {"not": {}}')),
         grammar_of('start: %json {"$ref": '),
         grammar_of("root ::= foo"),
         grammar_of('root ::= ("a"'),

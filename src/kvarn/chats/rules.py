@@ -5,7 +5,6 @@ rule begins at once, or after reasoning) or be closed in the prompt. Non-goals: 
 compiling.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,11 +12,7 @@ from typing import NamedTuple
 from kvarn.chats.tools import ToolUse
 from kvarn.dialect import Dialect, grammar, opens_reasoning
 from kvarn.engine.constraint import Constraint
-from kvarn.structured import Compiled, Compiler, Structure
-from kvarn.structured.guidance import grammar_of
-
-_START = re.compile(r"^start\b", re.MULTILINE)
-_SETTINGS = re.compile(r"^%llguidance .*\n?", re.MULTILINE)
+from kvarn.structured import Compiled, Compiler, Structure, either_of
 
 Constrain = Callable[[int], Constraint]  # makes the constraint of a sample
 
@@ -60,12 +55,7 @@ def _either(dialect: Dialect, use: ToolUse, structure: Structure) -> Structure:
     """Calls, or the structure. White space before them is no part of it."""
     alone = replace(dialect, reasoning=None)
     calls = grammar(alone, use.tools, required=True, parallel=use.parallel)
-    text = _SETTINGS.sub("", grammar_of(structure))
-    return Structure("lark", f"start: k_text | k_calls\n{_named('k_text', text)}\n{_named('k_calls', calls)}")
-
-
-def _named(name: str, grammar: str) -> str:
-    return _START.sub(name, grammar)
+    return either_of(structure, Structure("lark", calls))
 
 
 def _closed(dialect: Dialect, prompt: str) -> bool:

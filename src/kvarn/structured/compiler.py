@@ -63,7 +63,7 @@ class Compiler:
         if (found := self.known(structure)) is not None:
             return found
         vocabulary = self._built()
-        matcher = bounded(lambda: guidance.matcher_of(vocabulary, guidance.grammar_of(structure)), self._seconds)
+        matcher = bounded(lambda: guidance.matcher_of(vocabulary, guidance.grammars_of(structure)), self._seconds)
         compiled = Compiled(matcher, self.marker)
         with self._lock:
             self._cache[structure] = compiled

@@ -1,7 +1,7 @@
 """The only place that imports llguidance, when the first structure is compiled.
 
 Contract: `tokenizer_of` and `matcher_of` are the two objects of llguidance that the rest of the package uses.
-The grammar is always one Lark grammar with `no_forcing`: a mask then depends on the grammar and the answer's
+Grammars are always Lark grammars with `no_forcing`: a mask then depends on the grammar and the answer's
 bytes only, and llguidance never calls back into Python. Non-goals: limits of time and size (compiler.py).
 """
 
@@ -11,19 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import BadStructure
-from kvarn.structured.schemas import check_schema
+from kvarn.structured.lark import embedded_schema, with_options
 from kvarn.structured.structure import Structure, check_size
 from kvarn.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"  # between two parts of JSON: a model cannot write white space for ever
-_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+Grammar = dict[str, str]  # as llguidance reads them
 _NO_FORCING = '%llguidance {"no_forcing": true}'
-_MOST_RULES = 2000  # of a grammar: llguidance follows a chain of rules by recursion
-_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n]*:", re.MULTILINE)
-_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 class _Vocabulary:
@@ -54,7 +50,7 @@ def tokenizer_of(tokenizer: Tokenizer, eos_ids: Sequence[int]) -> "LLTokenizer":
     return LLTokenizer(wrapper, eos_token=vocabulary.eos_ids)
 
 
-def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+def matcher_of(tokenizer: "LLTokenizer", grammars: Sequence[Grammar]) -> "LLMatcher":
     """Raises BadStructure if llguidance refuses the grammar, or would not enforce all of it."""
     from llguidance import LLMatcher, LLParserLimits
 
@@ -65,7 +61,7 @@ def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
         precompute_large_lexemes=False,
         verbose_errors=False,
     )
-    matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=limits)
     if matcher.is_error():
         raise BadStructure(_reason(matcher.get_error()))
     if warnings := matcher.get_grammar_warnings():
@@ -78,8 +74,16 @@ def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
     return matcher
 
 
-def grammar_of(structure: Structure) -> str:
-    """The Lark grammar of a structure."""
+def grammars_of(structure: Structure) -> list[Grammar]:
+    """The grammar of a structure, and those that it refers to by name. Each has its own names of rules."""
+    if structure.kind != "either":
+        return [{"lark_grammar": _lark_of(structure)}]
+    parts = [{"name": f"part_{i}", "lark_grammar": _lark_of(part)} for i, part in enumerate(structure.parts)]
+    either = " | ".join(f"@{part['name']}" for part in parts)
+    return [{"lark_grammar": f"start: {either}\n{_NO_FORCING}\n"}, *parts]
+
+
+def _lark_of(structure: Structure) -> str:
     kind, text = structure.kind, structure.text
     if kind == "json_object":
         text = f"start: {embedded_schema({'type': 'object'})}"
@@ -91,34 +95,8 @@ def grammar_of(structure: Structure) -> str:
         texts = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
         text = f"start: CHOICE\nCHOICE: {texts}"  # a terminal: rules have at most 2,000 alternatives
     else:
-        text = _with_options(_from_gbnf(text) if kind == "gbnf" else text)
+        text = with_options(_from_gbnf(text) if kind == "gbnf" else text)
     return f"{text}\n{_NO_FORCING}\n"
-
-
-def embedded_schema(schema: Any, where: str = "the schema") -> str:
-    """A JSON schema as a term of a Lark grammar. Raises BadStructure for keywords that cannot be enforced."""
-    check_schema(schema, where)
-    return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
-
-
-def _with_options(grammar: str) -> str:
-    """The grammar with kvarn's options in every schema after %json. All schemas are checked."""
-    if len(_RULE.findall(grammar)) > _MOST_RULES:
-        raise BadStructure(f"the grammar has too many rules: give at most {_MOST_RULES:,}")
-    parts, at = [], 0
-    while found := _EMBEDDED.search(grammar, at):
-        before = grammar[at : found.start()]
-        try:
-            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
-        except (ValueError, RecursionError):
-            raise BadStructure("a schema after %json is not JSON, or is nested too deeply") from None
-        if schema.get("x-guidance") == _OPTIONS:
-            del schema["x-guidance"]
-        term = embedded_schema(schema, "a schema after %json")
-        quoted = before.rpartition("\n")[2].count('"') % 2  # in a text, %json is no term
-        parts += [before, grammar[found.start() : end] if quoted else term]
-        at = end
-    return "".join([*parts, grammar[at:]])
 
 
 def _from_gbnf(grammar: str) -> str:

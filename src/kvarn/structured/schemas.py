@@ -5,6 +5,7 @@ its recursion too deep. What llguidance refuses itself is not listed here. Keywo
 know are annotations, as the specification says.
 """
 
+import copy
 import json
 import math
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from kvarn.structured.structure import check_nesting
 
 _MOST_LEVELS = 4000  # that llguidance may recurse through, with all references followed
 _LARGEST_MULTIPLE = 100_000
+_EXACT = 2**53
 _MOST_PATTERNS = 64  # in patternProperties: llguidance compares each with each
 
 _ONE = ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
@@ -50,8 +52,9 @@ def check_schema(schema: Any, where: str) -> None:
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(each.get(name), bool):
                 raise BadStructure(f"{where} has {name}: {json.dumps(each[name])} of draft 4: give a number")
+        _check_numbers(each, where)
         multiple = each.get("multipleOf")
-        if isinstance(multiple, int | float):
+        if isinstance(multiple, int | float) and not isinstance(multiple, bool):
             multiples.add(multiple)
         combined = combined or _combines(each)
         if isinstance(each.get("patternProperties"), dict):
@@ -64,6 +67,30 @@ def check_schema(schema: Any, where: str) -> None:
     levels = sum(_depth(_target(schema, ref)) for ref in targets)
     if levels > _MOST_LEVELS:
         raise BadStructure(f"{where} has too many references ($ref) to large parts: make it smaller")
+
+
+def _check_numbers(schema: dict[str, Any], where: str) -> None:
+    """llguidance reads numbers as float64."""
+    instead = "numbers beyond 2^53 are not exact; check it in your program"
+    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(limit := schema.get(name), int | float) and abs(limit) > _EXACT:
+            raise BadStructure(f"{where} has {name} {limit}, which cannot be enforced: {instead}")
+    for name in ("const", "enum"):
+        left = [schema.get(name)]
+        while left:
+            each = left.pop()
+            if isinstance(each, int) and abs(each) > _EXACT:
+                raise BadStructure(f"{where} has {name} with {each}, which cannot be enforced: {instead}")
+            left += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
+def simplified(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without keywords that llguidance refuses although they do not restrict an answer."""
+    schema = copy.deepcopy(schema)
+    for each in _subschemas(schema):
+        if each.get("uniqueItems") is False:
+            del each["uniqueItems"]
+    return schema
 
 
 def _combines(schema: dict[str, Any]) -> bool:
