@@ -223,6 +223,23 @@ def test_a_grammar_of_any_names_can_be_given_beside_tools(client: Client, gramma
     assert message(client.say("text", grammar=grammar, tools=[WEATHER], max_tokens=4))["content"][0] in '{"'
 
 
+@pytest.mark.parametrize("word", ["nullable", "uniqueItems"])
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": SCHEMA}])
+def test_the_tool_whose_schema_is_refused_is_named(client: Client, word: str, fields: dict) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "array", word: True}}}
+    tools = [WEATHER, {"type": "function", "function": {"name": "broken", "parameters": bad}}]
+    refused = client.say("call", tools=tools, **fields)
+    assert refused.status == 400
+    assert f'the tool broken: the schema has "{word}", which cannot be enforced' in refused.error
+
+
+def test_a_tool_that_is_not_enforced_is_not_blamed(client: Client) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    first, second = ({"name": name, "parameters": bad, "strict": name == "second"} for name in ("first", "second"))
+    tools = [{"type": "function", "function": function} for function in (first, second)]
+    assert "the tool second: " in client.say("call", tools=tools).error
+
+
 # -- structures that take long ---------------------------------------------------------------------------------------
 
 

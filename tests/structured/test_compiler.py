@@ -161,6 +161,13 @@ def test_an_answer_is_one_of_ten_thousand_texts() -> None:
     assert verdict(choices, "text 10000") == "text 1000"
 
 
+def test_thousands_of_alternatives_can_be_followed() -> None:
+    words = " | ".join(f'"w{i}"' for i in range(3000))
+    assert verdict(grammar_of(f"start: {words}"), "w2999") == "complete"
+    optional = schema_of({"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(900)}})
+    assert verdict(optional, '{"k7": 7, "k899": 8}') == "complete"
+
+
 def test_several_multiples_are_allowed_where_they_are_not_combined_or_small() -> None:
     apart = {"type": "array", "prefixItems": [{"multipleOf": 967}, {"title": "b", "anyOf": [{"multipleOf": 1031}]}]}
     assert verdict(schema_of(apart), "[967, 1031]") == "complete"

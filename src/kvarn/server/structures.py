@@ -48,7 +48,7 @@ class Structures:
             if self._n >= self._most:
                 raise StructuresBusy("too many structures are being compiled: try again later")
             self._n += 1
-        future = self._threads.submit(compiler.compile, rule.structure)
+        future = self._threads.submit(rule.compile, compiler)
         future.add_done_callback(self._end)
         return future
 

@@ -7,7 +7,7 @@ refused, and the process lives. Non-goals: the grammar (guidance.py), the state 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -78,6 +78,20 @@ class Compiler:
             if found is not None:
                 self._cache.move_to_end(structure)
             return found
+
+    def first_refused(self, structures: Iterable[tuple[str, Structure]]) -> tuple[str, BadStructure] | None:
+        """The name of the first one that cannot be enforced, and why. All together have the time of one."""
+        vocabulary = self._built()
+
+        def find() -> list[tuple[str, BadStructure]]:
+            for name, structure in structures:
+                try:
+                    guidance.matcher_of(vocabulary, guidance.grammars_of(structure))
+                except BadStructure as error:
+                    return [(name, error)]
+            return []
+
+        return next(iter(bounded(find, self._seconds)), None)
 
     def marker(self, text: str, begin: str | None = None) -> Marker:
         """A text after which structures begin. Finding its tokens takes as long as reading the vocabulary once."""

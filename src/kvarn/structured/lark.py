@@ -68,6 +68,7 @@ def _value(name: str, grammar: str, at: int) -> tuple[Any, int]:
 
 
 def _term(schema: Any) -> str:
-    if isinstance(schema, dict) and schema.get("x-guidance") == _OPTIONS:
+    if isinstance(schema, dict) and schema.get("x-guidance") == _OPTIONS:  # kvarn has written it
         del schema["x-guidance"]
+        return embedded_schema(schema)
     return embedded_schema(schema, "a schema after %json")
