@@ -164,6 +164,8 @@ def test_an_answer_is_one_of_ten_thousand_texts() -> None:
 def test_thousands_of_alternatives_can_be_followed() -> None:
     words = " | ".join(f'"w{i}"' for i in range(3000))
     assert verdict(grammar_of(f"start: {words}"), "w2999") == "complete"
+    with pytest.raises(BadStructure, match="too many alternatives"):
+        compiler().compile(grammar_of("start: " + " | ".join(f'"w{i}"' for i in range(4500))))
     optional = schema_of({"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(900)}})
     assert verdict(optional, '{"k7": 7, "k899": 8}') == "complete"
 

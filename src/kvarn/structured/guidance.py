@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvarn.errors import BadStructure
 from kvarn.structured.lark import embedded_schema, with_options
 from kvarn.structured.structure import Structure, check_size
@@ -56,7 +58,7 @@ def matcher_of(tokenizer: "LLTokenizer", grammars: Sequence[Grammar]) -> "LLMatc
 
     limits = LLParserLimits(
         initial_lexer_fuel=300_000,
-        max_items_in_row=20_000,
+        max_items_in_row=4_000,  # 1,000 optional properties; masks of 15,000 take 0.5 s each
         max_grammar_size=20_000,
         step_max_items=20_000,
         precompute_large_lexemes=False,
@@ -67,11 +69,15 @@ def matcher_of(tokenizer: "LLTokenizer", grammars: Sequence[Grammar]) -> "LLMatc
         raise BadStructure(_reason(matcher.get_error()))
     if warnings := matcher.get_grammar_warnings():
         raise BadStructure(_reason(warnings[0]))
-    matcher.compute_bitmask()  # the first mask is the slowest one
+    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     if matcher.is_error():
         reason = matcher.get_error()
         empty = reason.startswith("NoExtension")
         raise BadStructure("no answer can follow this structure: it allows no token" if empty else _reason(reason))
+    begun = matcher.deep_copy()
+    begun.consume_token(int(allowed.argmax()))  # llguidance counts alternatives when one is taken
+    if begun.is_error():
+        raise BadStructure(_reason(begun.get_error()))
     return matcher
 
 
@@ -130,6 +136,8 @@ def _reason(message: str) -> str:
         return f"the schema has {names}, which cannot be enforced: remove it"
     if found := re.match(r"Unknown format: (.*)", text):
         return f'the schema has "format": {json.dumps(found[1])}, which cannot be enforced: remove it'
+    if re.match(r"Parser Error: Current row has \d+ items", text):
+        return "the structure has too many alternatives or optional parts in one place: use fewer"
     if text.startswith("oneOf constraints"):
         return "the schema has oneOf with alternatives that may overlap, which cannot be enforced: use anyOf"
     return f"this structure cannot be enforced: {text}"
