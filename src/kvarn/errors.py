@@ -73,6 +73,10 @@ class BadStructure(KvarnError):
         super().__init__(printable(" ".join(message.split())))
 
 
+class StructuresBusy(KvarnError):
+    """Other structures are being compiled, and they take long: try again later."""
+
+
 class PullFailed(KvarnError):
     """A model could not be found or fetched."""
 

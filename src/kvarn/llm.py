@@ -24,6 +24,7 @@ from kvarn.cache.plan import CacheConfig
 from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.chats.answer import ToolCall
 from kvarn.chats.chats import Chats, Prepared
+from kvarn.chats.rules import Constrain, constrain
 from kvarn.chats.tools import NO_TOOLS, ToolUse, tool_use
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
@@ -55,6 +56,7 @@ class Turn(NamedTuple):
 
     prepared: Prepared
     params: SamplingParams
+    constrain: Constrain | None
 
 
 class LLM:
@@ -225,9 +227,13 @@ class LLM:
         """Conversations that `start_turn` can start."""
         numbers: list[Prompt] = [[] for _ in conversations]
         chosen = [self.for_chat(each) for _, each in paired(numbers, params, settings)]
-        return [
-            Turn(self.chats.prepare(*self.chats.prompt(messages_of(each), use, variables), use, one.structure), one)
+        prepared = [
+            self.chats.prepare(*self.chats.prompt(messages_of(each), use, variables), use, one.structure)
             for each, one in zip(conversations, chosen, strict=True)
+        ]
+        return [
+            Turn(each, one, constrain(self.runner.compiler, each.rule))
+            for each, one in zip(prepared, chosen, strict=True)
         ]
 
     def start_turn(self, turn: Turn, conversation: Hashable = None, listener: Listener = SILENT) -> Job:
@@ -238,7 +244,7 @@ class LLM:
             turn.params,
             conversation=conversation,
             listener=listener,
-            constrain=ready.constrain,
+            constrain=turn.constrain,
             shown=ready.shown,
             reader=ready.reader,
         )
@@ -274,7 +280,7 @@ class LLM:
     @cached_property
     def chats(self) -> Chats:
         """Conversations with this model: prompts, tool calls and reasoning."""
-        return Chats(self.tokenizer, self.template, self.template.render, self.quotes, self.runner.compiler)
+        return Chats(self.tokenizer, self.template, self.template.render, self.quotes)
 
     @cached_property
     def template(self) -> ChatTemplate:

@@ -1,11 +1,16 @@
 """Reasoning and structured answers over HTTP: where the structure begins, and what is refused."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Coroutine, Iterator
 
 import jsonschema_rs
 import pytest
 from support.scripted import HERMES, HERMES_CONTROL, TEXT, Client, Reply, scripted_llm, scripted_model, serving
+
+from kvarn.server.structures import MOST
+from kvarn.structured import Compiled, Structure
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 OSLO = '{"city": "Oslo"}'
@@ -200,3 +205,78 @@ def test_refused_in_one_line(client: Client, case: str, path: str) -> None:
 def test_text_is_no_structure(client: Client) -> None:
     for fields in ({"response_format": {"type": "text"}}, {"grammar": ""}):
         assert message(client.say("text", **fields))["content"] == TEXTS["text"]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "{" start | value_0\nvalue_0: /"city": "[A-Z]/ /[a-z]+/ "\\"}"',
+        '?start: k_text\nk_text: k_calls\nk_calls: "{" /[^{}]+/ "}"',
+        '  start: %json {"type": "object", "additionalProperties": {"type": "string"}} // start',
+        'root ::= "{" root | [^{}I]+ "}"',
+    ],
+)
+def test_a_grammar_of_any_names_can_be_given_beside_tools(client: Client, grammar: str) -> None:
+    assert message(client.say("json", grammar=grammar, tools=[WEATHER]))["content"] == OSLO
+    (call,) = message(client.say("call", grammar=grammar, tools=[WEATHER]))["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    assert message(client.say("text", grammar=grammar, tools=[WEATHER], max_tokens=4))["content"][0] in '{"'
+
+
+@pytest.mark.parametrize("word", ["nullable", "uniqueItems"])
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": SCHEMA}])
+def test_the_tool_whose_schema_is_refused_is_named(client: Client, word: str, fields: dict) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "array", word: True}}}
+    tools = [WEATHER, {"type": "function", "function": {"name": "broken", "parameters": bad}}]
+    refused = client.say("call", tools=tools, **fields)
+    assert refused.status == 400
+    assert f'the tool broken: the schema has "{word}", which cannot be enforced' in refused.error
+
+
+def test_a_tool_that_is_not_enforced_is_not_blamed(client: Client) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    first, second = ({"name": name, "parameters": bad, "strict": name == "second"} for name in ("first", "second"))
+    tools = [{"type": "function", "function": function} for function in (first, second)]
+    assert "the tool second: " in client.say("call", tools=tools).error
+
+
+# -- structures that take long ---------------------------------------------------------------------------------------
+
+
+def test_structures_that_take_long_delay_no_chat_without_a_new_structure(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"response_format": SCHEMA}
+    assert message(client.say("json", **known))["content"] == OSLO
+    compiler, gate, n_begun = client.llm.runner.compiler, threading.Event(), 0
+    compiled = compiler.compile
+
+    def slow(structure: Structure) -> Compiled:
+        nonlocal n_begun
+        n_begun += 1
+        assert gate.wait(60)
+        return compiled(structure)
+
+    monkeypatch.setattr(compiler, "compile", slow)
+
+    async def talk() -> tuple[list[Reply], list[Reply]]:
+        def ask(name: str, fields: dict) -> Coroutine[None, None, Reply]:
+            body = {"messages": [{"role": "user", "content": f"play {name}"}], "temperature": 0} | fields
+            return client._ask("/v1/chat/completions", json.dumps(body).encode(), None)
+
+        new = [{"structured_outputs": {"choice": [OSLO, str(i)]}} for i in range(MOST)]
+        waiting = [asyncio.ensure_future(ask("json", fields)) for fields in new]
+        while n_begun < MOST:
+            await asyncio.sleep(0.001)
+        free = [await ask("text", {}), await ask("json", known), await ask("json", {"grammar": 'root ::= "x"'})]
+        gate.set()
+        return free, list(await asyncio.gather(*waiting))
+
+    (text, again, refused), others = client._loop.run_until_complete(talk())
+    assert message(text)["content"] == TEXTS["text"]
+    assert message(again)["content"] == OSLO
+    assert (refused.status, refused.headers["retry-after"]) == (503, "10")
+    assert refused.error == "too many structures are being compiled: try again later"
+    assert {message(each)["content"] for each in others} == {OSLO}
+    monkeypatch.undo()
+    assert client.say("json", grammar='root ::= "x"').status == 200

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support.structures import compiler, tokenizer, verdict
 
-from kvarn.errors import BadStructure
+from kvarn.errors import BadStructure, StructuresBusy
 from kvarn.structured import (
     JSON_OBJECT,
     Compiler,
     Structure,
     choice_of,
+    either_of,
     embedded_schema,
     grammar_of,
     regex_of,
@@ -68,7 +69,12 @@ def test_answers_follow_a_structure_token_by_token(structure: Structure, text: s
     ("schema", "message"),
     [
         ({"not": {}}, '"not"'),
-        (False, '"not"'),
+        (False, "is false, which no answer can follow"),
+        ({"minimum": 2**53 + 1}, f"minimum {2**53 + 1}"),
+        ({"type": "integer", "exclusiveMaximum": -(2**53) - 1}, "exclusiveMaximum -9"),
+        ({"type": "number", "maximum": 1e20}, "maximum 1e+20"),
+        ({"const": 2**53 + 1}, f"const with {2**53 + 1}"),
+        ({"enum": ["a", {"b": [2**64]}]}, f"enum with {2**64}"),
         ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
         ({"properties": {"a": {"items": {"if": {}, "then": {}}}}}, '"if", "then"'),
         ({"type": "string", "format": "colour"}, '"format": "colour"'),
@@ -82,6 +88,14 @@ def test_answers_follow_a_structure_token_by_token(structure: Structure, text: s
         ({"type": "text"}, "Invalid type: text"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "integer", "multipleOf": 999_983}, "multipleOf 999983"),
+        ({"type": "integer", "multipleOf": 10**400 + 1}, "multipleOf"),
+        ({"type": "integer", "multipleOf": True}, "multipleOf"),
+        ({"type": "number", "multipleOf": 9999.83}, "multipleOf 9999.83"),
+        ({"type": "integer", "allOf": [{"multipleOf": 967}, {"multipleOf": 1031}]}, "several multipleOf"),
+        ({"multipleOf": 967, "anyOf": [{"multipleOf": 1031}]}, "several multipleOf"),
+        ({"$defs": {"a": {"multipleOf": 967}}, "$ref": "#/$defs/a", "multipleOf": 1031}, "several multipleOf"),
+        ({"allOf": [{"items": {"multipleOf": 967}}, {"items": {"multipleOf": 1031}}]}, "several multipleOf"),
+        ({"allOf": [{"multipleOf": 967}, {"multipleOf": 10.31}], "type": "number"}, "several multipleOf"),
         ({"patternProperties": {f"^a{i}$": {} for i in range(65)}}, "patternProperties"),
     ],
 )
@@ -100,6 +114,36 @@ def test_schemas_in_a_grammar_have_the_same_bound_of_white_space(own: str) -> No
     assert verdict(grammar_of(r'start: "%json {}" "y"'), "%json {}y") == "complete"
 
 
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: "%json {" "y"', "%json {y"),
+        ('start: "a\\"%json {}" "y"', 'a"%json {}y'),
+        ("start: /%json {2}y/", "%json  y"),
+        ('start: /"/ "%json {}"', '"%json {}'),
+        ('start: "a" // not %json {"not": {}}, nor "', "a"),
+        ('# %json {\nstart: "a"', "a"),
+        ('start: "/" "a" "/"', "/a/"),
+        ('start: %regex {"substring_words": "%json {"}', "%json {"),
+    ],
+)
+def test_what_only_looks_like_a_schema_in_a_grammar_is_none(grammar: str, text: str) -> None:
+    assert verdict(grammar_of(grammar), text) in ("complete", "accepting")
+
+
+def test_an_answer_follows_one_of_several_structures_with_names_of_their_own() -> None:
+    either = either_of(
+        grammar_of('  ?start: "(" start ")" | part_1 | VALUE // start: "x"\npart_1: "b"\nVALUE: "c"'),
+        grammar_of('start: "(" VALUE "." part_1\nVALUE: /[0-9]+/\npart_1: %json {"type": "boolean"} | <|tool|>'),
+        grammar_of('root ::= "g" root | "h"'),
+        POINT,
+    )
+    for text in ("((b))", "(c)", "(12.true", "(12.<|tool|>", "ggh", '{"x": 1}'):
+        assert verdict(either, text) == "complete", text
+    assert verdict(either, "((1") == "(("
+    assert verdict(either, '{"x":' + " " * 9) == '{"x":' + " " * 8
+
+
 def test_a_model_without_an_end_token_follows_structures() -> None:
     own = Compiler(tokenizer(), ())
     (a,) = tokenizer().encode("a", bos=False)
@@ -108,6 +152,45 @@ def test_a_model_without_an_end_token_follows_structures() -> None:
     assert np.flatnonzero(np.isfinite(scores)).tolist() == [a]
     assert not state.complete([a])
     assert state.complete([a, a])
+
+
+def test_an_answer_is_one_of_ten_thousand_texts() -> None:
+    choices = choice_of([f"text {i}" for i in range(10_000)])
+    assert verdict(choices, "text 9999") == "complete"
+    assert verdict(choices, "text 100") == "accepting"
+    assert verdict(choices, "text 10000") == "text 1000"
+
+
+def test_thousands_of_alternatives_can_be_followed() -> None:
+    words = " | ".join(f'"w{i}"' for i in range(3000))
+    assert verdict(grammar_of(f"start: {words}"), "w2999") == "complete"
+    with pytest.raises(BadStructure, match="too many alternatives"):
+        compiler().compile(grammar_of("start: " + " | ".join(f'"w{i}"' for i in range(4500))))
+    optional = schema_of({"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(900)}})
+    assert verdict(optional, '{"k7": 7, "k899": 8}') == "complete"
+
+
+def test_several_multiples_are_allowed_where_they_are_not_combined_or_small() -> None:
+    apart = {"type": "array", "prefixItems": [{"multipleOf": 967}, {"title": "b", "anyOf": [{"multipleOf": 1031}]}]}
+    assert verdict(schema_of(apart), "[967, 1031]") == "complete"
+    both = {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]}
+    assert verdict(schema_of(both), "24") == "accepting"
+    assert verdict(schema_of(both), "28") == "open"
+
+
+def test_numbers_that_are_exact_are_allowed() -> None:
+    assert verdict(schema_of({"const": -(2**53)}), str(-(2**53))) == "complete"
+    assert verdict(schema_of({"type": "integer", "minimum": 2**53}), str(2**53 - 1)) == "open"
+    assert verdict(schema_of({"type": "integer", "minimum": 2**53}), str(2**53)) == "accepting"
+
+
+def test_keywords_that_restrict_nothing_are_allowed() -> None:
+    schema = {"type": "array", "uniqueItems": False, "items": {"type": "array", "uniqueItems": False}}
+    assert verdict(schema_of(schema), "[[1]]") == "complete"
+    uniqueness = {"type": "object", "properties": {"uniqueItems": {"const": False}}, "required": ["uniqueItems"]}
+    assert verdict(schema_of(uniqueness), '{"uniqueItems": false}') == "complete"
+    constant = {"const": {"uniqueItems": False}}
+    assert verdict(schema_of(constant), '{"uniqueItems": false}') == "complete"
 
 
 def test_names_of_properties_are_not_keywords() -> None:
@@ -129,6 +212,16 @@ def test_names_of_properties_are_not_keywords() -> None:
         grammar_of('start: %json {"x-guidance": {"lenient": true}}'),
         grammar_of('start: "a" | %json {"type": "null"} | %json {"$defs": {"a": {"nullable": true}}}'),
         grammar_of('start: /"/ %json {"nullable": true}'),
+        grammar_of('start: "a" // "\n  %json {"nullable": true}'),
+        grammar_of('start: <"a> %json {"nullable": true}'),
+        grammar_of('start: %regex {"substring_words": "\\""} %json {"nullable": true}'),
+        grammar_of("start: %json false"),
+        grammar_of("start: %json 1"),
+        grammar_of('start: "a'),
+        grammar_of("start: " + '\\"' * 100_000),
+        grammar_of("start: @0"),
+        either_of(regex_of("a"), grammar_of("start: @part_0")),
+        either_of(regex_of("a"), grammar_of('start: %json {"not": {}}')),
         grammar_of('start: %json {"$ref": '),
         grammar_of("root ::= foo"),
         grammar_of('root ::= ("a"'),
@@ -187,6 +280,17 @@ def test_work_that_takes_too_long_is_given_up() -> None:
     gate = threading.Event()
     with pytest.raises(BadStructure, match=r"takes more than 0.01 s to compile"):
         bounded(gate.wait, 0.01)
+    gate.set()
+    assert bounded(lambda: 7, 10) == 7
+
+
+def test_work_that_cannot_begin_in_time_is_no_fault_of_the_structure() -> None:
+    gate = threading.Event()
+    for _ in range(4):
+        with pytest.raises(BadStructure):
+            bounded(gate.wait, 0.01)
+    with pytest.raises(StructuresBusy, match="try again later"):
+        bounded(lambda: 7, 0.01)
     gate.set()
     assert bounded(lambda: 7, 10) == 7
 

@@ -15,15 +15,13 @@ from kvarn.chats.history import for_template
 from kvarn.chats.rules import Rule, rule_of
 from kvarn.chats.tools import NO_TOOLS, ToolUse
 from kvarn.dialect import Dialect, Parser, find, instructed, opens_reasoning
-from kvarn.engine.constraint import Constraint
-from kvarn.structured import Compiler, Structure
+from kvarn.structured import Structure
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.quoting import Quotes
 from kvarn.text.tokenizer import Tokenizer
 
 Render = Callable[..., str]  # (messages, **variables)
 Message = Mapping[str, Any]
-Constrain = Callable[[int], Constraint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +30,24 @@ class Prepared:
 
     tokens      the prompt
     shown       control tokens that the reader must see in the text
-    constrain   makes the constraint of a sample; None if the answer is free
+    rule        that the answer follows; None if it is free
     """
 
     tokens: list[int]
     shown: frozenset[int]
-    constrain: Constrain | None
+    rule: Rule | None
     reader: Callable[[], Reader]
 
 
 class Chats:
     """`render` is that of the template, or of a process that renders it."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, render: Render, quotes: Quotes, compiler: Compiler
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, render: Render, quotes: Quotes) -> None:
         self.names = template.names  # of the variables that it uses
         self._source = template.strings[0]
         self._tokenizer = tokenizer
         self._render = render
         self._quotes = quotes
-        self._compiler = compiler
         self._finding = threading.Lock()
         self._dialect: Dialect | None = None
 
@@ -93,7 +88,7 @@ class Chats:
         structure: Structure | None = None,
         split: bool = True,
     ) -> Prepared:
-        """`split`: reasoning is not part of the text. Raises BadStructure."""
+        """`split`: reasoning is not part of the text. Raises KvarnError if calls of the tools cannot be enforced."""
         dialect = self.dialect
         opened = opens_reasoning(dialect, prompt)
         rule = rule_of(dialect, use, structure, prompt)
@@ -102,13 +97,7 @@ class Chats:
         shown = self._tokenizer.control_in(markers)
         hidden = tuple(self._tokenizer.token_bytes(id).decode() for id in sorted(shown))
         reader = partial(_reader, read_as, use, opened and split, hidden)
-        return Prepared(self.encode(prompt, stand_ins), shown, self._constrain(rule), reader)
-
-    def _constrain(self, rule: Rule | None) -> Constrain | None:
-        if rule is None:
-            return None
-        compiled = self._compiler.compile(rule.structure)
-        return lambda sample: compiled.start(rule.after, rule.begin)
+        return Prepared(self.encode(prompt, stand_ins), shown, rule, reader)
 
 
 def _reader(dialect: Dialect, use: ToolUse, opened: bool, hidden: tuple[str, ...]) -> Reader:

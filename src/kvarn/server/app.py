@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from kvarn.chats.answer import Reader
-from kvarn.chats.chats import Constrain
+from kvarn.chats.rules import Rule
 from kvarn.engine.params import SamplingParams
 from kvarn.llm import LLM
 from kvarn.server import protocol
@@ -35,17 +35,20 @@ from kvarn.server.reply import Reply
 from kvarn.server.request_id import HEADER, Identified
 from kvarn.server.request_log import RequestLog, entry_of
 from kvarn.server.routes import Endpoint, application
+from kvarn.server.structures import Structures
 from kvarn.server.worker import Submission, Worker
 
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
 
 
 class Planned(NamedTuple):
-    """What is done for a call. `reader` makes the reader of an answer."""
+    """What is done for a call. `reader` makes the reader of an answer. `rule`: that all answers follow; it is not
+    compiled yet."""
 
     submissions: list[Submission]
     reader: Callable[[], Reader]
     ignored: list[Ignored]
+    rule: Rule | None
 
 
 class Service:
@@ -76,6 +79,7 @@ class Service:
         self._sites = sites or Sites()
         self._records = Records()
         self._prompts = Prompts(llm)
+        self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document()
         self._strict_model = strict_model
         self._fingerprint = fingerprint_of(llm)
@@ -88,6 +92,7 @@ class Service:
     def stop(self) -> None:
         """Cancel all requests and end the engine's thread."""
         self._prompts.close()
+        self._structures.close()
         self.worker.stop()
 
     def app(self) -> ASGIApp:
@@ -124,7 +129,8 @@ class Service:
         caller, entry = self._caller(request), entry_of(request.scope)
         compute = partial(self._planned, caller)
         call, planned = await self._bodies.process(request, parse, compute, self._threads)
-        submissions = planned.submissions
+        constrain = await self._structures.constrain(planned.rule, call.structure_field or "tools")
+        submissions = [submission._replace(constrain=constrain) for submission in planned.submissions]
         self._metrics.ignored(planned.ignored)
         entry.model = self.name
         if call.request_id is not None and HEADER not in request.headers:
@@ -151,8 +157,8 @@ class Service:
         return Answer(generation, call.stream, self._reader_seconds)
 
     def _threads(self, call: Call) -> Executor | None:
-        """Those that may wait for templates and structures; None: asyncio's."""
-        return self._prompts.threads if call.chat or call.structure is not None else None
+        """Those that may wait for templates; None: asyncio's."""
+        return self._prompts.threads if call.chat else None
 
     def _planned(self, caller: Caller, call: Call) -> Planned:
         self._check_model(call.model)
@@ -161,13 +167,13 @@ class Service:
         submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
         if call.talk is not None:
             chat, unused = self._prompts.chat(call, call.talk)
-            submission = submit(chat.tokens, constrain=chat.constrain, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused])
-        constrain = self._prompts.constrain(call)
+            submission = submit(chat.tokens, shown=chat.shown)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule)
+        rule = None if call.structure is None else Rule(call.structure)
         echoed = self._prompts.echoed if call.echo else lambda prompt: ""
         prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
-        submissions = [submit(tokens, echo=echoed(prompt), constrain=constrain) for prompt, tokens in prompts]
-        return Planned(submissions, Reader, call.ignored)
+        submissions = [submit(tokens, echo=echoed(prompt)) for prompt, tokens in prompts]
+        return Planned(submissions, Reader, call.ignored, rule)
 
     def _submission(
         self,
@@ -175,7 +181,6 @@ class Service:
         call: Call,
         salt: bytes,
         echo: str = "",
-        constrain: Constrain | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> Submission:
         self._prompts.check_length(len(prompt))
@@ -192,7 +197,7 @@ class Service:
                 "context_length_exceeded",
             )
         params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
-        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, constrain, shown)
+        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, shown=shown)
 
     async def tokenize(self, request: Request) -> Response:
         self._caller(request)

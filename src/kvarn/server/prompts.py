@@ -1,22 +1,20 @@
-"""Turns texts and conversations into token ids, and compiles what answers must look like. Never called on the engine's
-thread.
+"""Turns texts and conversations into token ids. Never called on the engine's thread.
 
 Chat templates run in a child process (templates.py). Conversations have threads of their own, so that a
 slow template delays no other request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from kvarn.chats.chats import Chats, Constrain, Prepared
-from kvarn.errors import KvarnError
+from kvarn.chats.chats import Chats, Prepared
 from kvarn.llm import LLM
 from kvarn.server.ignored import Ignored, is_no_op, of_variables
 from kvarn.server.protocol import Call
 from kvarn.server.refusal import Refusal
+from kvarn.server.structures import structure_errors
 from kvarn.server.talk import Talk
 from kvarn.server.templates import TemplateProcess
 from kvarn.text.quoting import StandIns, n_characters
@@ -57,14 +55,6 @@ class Prompts:
             prepared = self._chats.prepare(prompt, stand_ins, talk.tools, call.structure, talk.split)
         return prepared, ignored
 
-    def constrain(self, call: Call) -> Constrain | None:
-        """Of a text completion."""
-        if call.structure is None:
-            return None
-        with structure_errors(call.structure_field):
-            compiled = self._llm.runner.compiler.compile(call.structure)
-        return lambda sample: compiled.start()
-
     def _prompt(self, talk: Talk) -> tuple[str, StandIns, list[Ignored]]:
         self._check_size(n_characters(talk.messages) + n_characters(talk.tools.shown))
         variables, ignored = self._variables(talk)
@@ -90,7 +80,7 @@ class Prompts:
     def _chats(self) -> Chats:
         """Also refuses a template that is wrong, or none."""
         llm = self._llm
-        return Chats(self._tokenizer, llm.template, self._template.render, llm.quotes, llm.runner.compiler)
+        return Chats(self._tokenizer, llm.template, self._template.render, llm.quotes)
 
     def tokenize(self, body: dict[str, Any]) -> list[int]:
         if "talk" in body:
@@ -139,13 +129,3 @@ class Prompts:
                 f"{longest:,} tokens, prompt and answer together: shorten the prompt",
                 code="context_length_exceeded",
             )
-
-
-@contextmanager
-def structure_errors(field: str) -> Iterator[None]:
-    """What cannot be enforced is the fault of this field."""
-    try:
-        yield
-    except KvarnError as error:
-        message = str(error).removeprefix(f"{field}: ")
-        raise Refusal(400, f"{field}: {message}", field, logged=f"{field} cannot be enforced") from None

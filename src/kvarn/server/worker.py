@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvarn.chats.chats import Constrain
+from kvarn.chats.rules import Constrain
 from kvarn.engine.engine import Event
 from kvarn.engine.explain import explain
 from kvarn.engine.params import SamplingParams

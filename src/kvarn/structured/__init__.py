@@ -3,8 +3,8 @@
 from kvarn.errors import BadStructure
 from kvarn.structured.compiler import Compiled, Compiler
 from kvarn.structured.fields import from_gbnf, from_json_schema, from_response_format, from_structured_outputs
-from kvarn.structured.guidance import embedded_schema
-from kvarn.structured.structure import JSON_OBJECT, Structure, choice_of, grammar_of, regex_of, schema_of
+from kvarn.structured.lark import embedded_schema
+from kvarn.structured.structure import JSON_OBJECT, Structure, choice_of, either_of, grammar_of, regex_of, schema_of
 
 __all__ = [
     "JSON_OBJECT",
@@ -13,6 +13,7 @@ __all__ = [
     "Compiler",
     "Structure",
     "choice_of",
+    "either_of",
     "embedded_schema",
     "from_gbnf",
     "from_json_schema",

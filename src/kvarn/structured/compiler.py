@@ -7,11 +7,11 @@ refused, and the process lives. Non-goals: the grammar (guidance.py), the state 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from kvarn.errors import BadStructure
+from kvarn.errors import BadStructure, StructuresBusy
 from kvarn.structured import guidance
 from kvarn.structured.marker import Following, Marker
 from kvarn.structured.state import Guided
@@ -59,19 +59,39 @@ class Compiler:
         self._markers: dict[tuple[str, str | None], Marker] = {}
 
     def compile(self, structure: Structure) -> Compiled:
-        """Raises BadStructure if the structure is wrong, too large, or cannot be enforced."""
-        with self._lock:
-            if (found := self._cache.get(structure)) is not None:
-                self._cache.move_to_end(structure)
-                return found
+        """Raises BadStructure if the structure is wrong, too large, or cannot be enforced, and StructuresBusy."""
+        if (found := self.known(structure)) is not None:
+            return found
         vocabulary = self._built()
-        matcher = bounded(lambda: guidance.matcher_of(vocabulary, guidance.grammar_of(structure)), self._seconds)
+        matcher = bounded(lambda: guidance.matcher_of(vocabulary, guidance.grammars_of(structure)), self._seconds)
         compiled = Compiled(matcher, self.marker)
         with self._lock:
             self._cache[structure] = compiled
             while len(self._cache) > self._most:
                 self._cache.popitem(last=False)
         return compiled
+
+    def known(self, structure: Structure) -> Compiled | None:
+        """What was compiled before. Never waits for long."""
+        with self._lock:
+            found = self._cache.get(structure)
+            if found is not None:
+                self._cache.move_to_end(structure)
+            return found
+
+    def first_refused(self, structures: Iterable[tuple[str, Structure]]) -> tuple[str, BadStructure] | None:
+        """The name of the first one that cannot be enforced, and why. All together have the time of one."""
+        vocabulary = self._built()
+
+        def find() -> list[tuple[str, BadStructure]]:
+            for name, structure in structures:
+                try:
+                    guidance.matcher_of(vocabulary, guidance.grammars_of(structure))
+                except BadStructure as error:
+                    return [(name, error)]
+            return []
+
+        return next(iter(bounded(find, self._seconds)), None)
 
     def marker(self, text: str, begin: str | None = None) -> Marker:
         """A text after which structures begin. Finding its tokens takes as long as reading the vocabulary once."""
@@ -91,7 +111,8 @@ class Compiler:
 
 
 def bounded(work: Callable[[], Result], seconds: float) -> Result:
-    """Do the work on a thread with a large stack. Raises BadStructure if it takes longer."""
+    """Do the work on a thread with a large stack. Raises BadStructure if it takes longer, and StructuresBusy if it
+    cannot begin in this time."""
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
     def run() -> None:
@@ -103,7 +124,7 @@ def bounded(work: Callable[[], Result], seconds: float) -> Result:
             _slots.release()
 
     if not _slots.acquire(timeout=seconds):
-        raise BadStructure("other structures are being compiled, and they take long: try again later")
+        raise StructuresBusy("other structures are being compiled, and they take long: try again later")
     with _starting:
         before = threading.stack_size(_STACK)
         try:

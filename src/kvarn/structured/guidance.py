@@ -1,7 +1,7 @@
 """The only place that imports llguidance, when the first structure is compiled.
 
 Contract: `tokenizer_of` and `matcher_of` are the two objects of llguidance that the rest of the package uses.
-The grammar is always one Lark grammar with `no_forcing`: a mask then depends on the grammar and the answer's
+Grammars are always Lark grammars with `no_forcing`: a mask then depends on the grammar and the answer's
 bytes only, and llguidance never calls back into Python. Non-goals: limits of time and size (compiler.py).
 """
 
@@ -10,20 +10,18 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvarn.errors import BadStructure
-from kvarn.structured.schemas import check_schema
+from kvarn.structured.lark import embedded_schema, with_options
 from kvarn.structured.structure import Structure, check_size
 from kvarn.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"  # between two parts of JSON: a model cannot write white space for ever
-_OPTIONS = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+Grammar = dict[str, str]  # as llguidance reads them
 _NO_FORCING = '%llguidance {"no_forcing": true}'
-_MOST_RULES = 2000  # of a grammar: llguidance follows a chain of rules by recursion
-_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^\n]*:", re.MULTILINE)
-_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 class _Vocabulary:
@@ -54,32 +52,45 @@ def tokenizer_of(tokenizer: Tokenizer, eos_ids: Sequence[int]) -> "LLTokenizer":
     return LLTokenizer(wrapper, eos_token=vocabulary.eos_ids)
 
 
-def matcher_of(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+def matcher_of(tokenizer: "LLTokenizer", grammars: Sequence[Grammar]) -> "LLMatcher":
     """Raises BadStructure if llguidance refuses the grammar, or would not enforce all of it."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
         initial_lexer_fuel=300_000,
+        max_items_in_row=4_000,  # 1,000 optional properties; masks of 15,000 take 0.5 s each
         max_grammar_size=20_000,
         step_max_items=20_000,
         precompute_large_lexemes=False,
         verbose_errors=False,
     )
-    matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=limits)
     if matcher.is_error():
         raise BadStructure(_reason(matcher.get_error()))
     if warnings := matcher.get_grammar_warnings():
         raise BadStructure(_reason(warnings[0]))
-    matcher.compute_bitmask()  # the first mask is the slowest one
+    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     if matcher.is_error():
         reason = matcher.get_error()
         empty = reason.startswith("NoExtension")
         raise BadStructure("no answer can follow this structure: it allows no token" if empty else _reason(reason))
+    begun = matcher.deep_copy()
+    begun.consume_token(int(allowed.argmax()))  # llguidance counts alternatives when one is taken
+    if begun.is_error():
+        raise BadStructure(_reason(begun.get_error()))
     return matcher
 
 
-def grammar_of(structure: Structure) -> str:
-    """The Lark grammar of a structure."""
+def grammars_of(structure: Structure) -> list[Grammar]:
+    """The grammar of a structure, and those that it refers to by name. Each has its own names of rules."""
+    if structure.kind != "either":
+        return [{"lark_grammar": _lark_of(structure)}]
+    parts = [{"name": f"part_{i}", "lark_grammar": _lark_of(part)} for i, part in enumerate(structure.parts)]
+    either = " | ".join(f"@{part['name']}" for part in parts)
+    return [{"lark_grammar": f"start: {either}\n{_NO_FORCING}\n"}, *parts]
+
+
+def _lark_of(structure: Structure) -> str:
     kind, text = structure.kind, structure.text
     if kind == "json_object":
         text = f"start: {embedded_schema({'type': 'object'})}"
@@ -88,36 +99,11 @@ def grammar_of(structure: Structure) -> str:
     elif kind == "regex":
         text = f"start: /{_in_slashes(text)}/"
     elif kind == "choice":
-        text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+        texts = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+        text = f"start: CHOICE\nCHOICE: {texts}"  # a terminal: its masks are faster than those of a rule
     else:
-        text = _with_options(_from_gbnf(text) if kind == "gbnf" else text)
+        text = with_options(_from_gbnf(text) if kind == "gbnf" else text)
     return f"{text}\n{_NO_FORCING}\n"
-
-
-def embedded_schema(schema: Any, where: str = "the schema") -> str:
-    """A JSON schema as a term of a Lark grammar. Raises BadStructure for keywords that cannot be enforced."""
-    check_schema(schema, where)
-    return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
-
-
-def _with_options(grammar: str) -> str:
-    """The grammar with kvarn's options in every schema after %json. All schemas are checked."""
-    if len(_RULE.findall(grammar)) > _MOST_RULES:
-        raise BadStructure(f"the grammar has too many rules: give at most {_MOST_RULES:,}")
-    parts, at = [], 0
-    while found := _EMBEDDED.search(grammar, at):
-        before = grammar[at : found.start()]
-        try:
-            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
-        except (ValueError, RecursionError):
-            raise BadStructure("a schema after %json is not JSON, or is nested too deeply") from None
-        if schema.get("x-guidance") == _OPTIONS:
-            del schema["x-guidance"]
-        term = embedded_schema(schema, "a schema after %json")
-        quoted = before.rpartition("\n")[2].count('"') % 2  # in a text, %json is no term
-        parts += [before, grammar[found.start() : end] if quoted else term]
-        at = end
-    return "".join([*parts, grammar[at:]])
 
 
 def _from_gbnf(grammar: str) -> str:
@@ -150,6 +136,8 @@ def _reason(message: str) -> str:
         return f"the schema has {names}, which cannot be enforced: remove it"
     if found := re.match(r"Unknown format: (.*)", text):
         return f'the schema has "format": {json.dumps(found[1])}, which cannot be enforced: remove it'
+    if re.match(r"Parser Error: Current row has \d+ items", text):
+        return "the structure has too many alternatives or optional parts in one place: use fewer"
     if text.startswith("oneOf constraints"):
         return "the schema has oneOf with alternatives that may overlap, which cannot be enforced: use anyOf"
     return f"this structure cannot be enforced: {text}"

@@ -5,8 +5,11 @@ its recursion too deep. What llguidance refuses itself is not listed here. Keywo
 know are annotations, as the specification says.
 """
 
+import copy
 import json
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from kvarn.errors import BadStructure
@@ -14,12 +17,17 @@ from kvarn.structured.structure import check_nesting
 
 _MOST_LEVELS = 4000  # that llguidance may recurse through, with all references followed
 _LARGEST_MULTIPLE = 100_000
+_EXACT = 2**53
 _MOST_PATTERNS = 64  # in patternProperties: llguidance compares each with each
 
 _ONE = ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"]
 _ONE += ["propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"]
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+_COMBINING = {"$ref", "allOf", "anyOf", "oneOf"}
+_ANNOTATIONS = {"$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"}
+_ANNOTATIONS |= {"examples", "readOnly", "title", "writeOnly"}
 
 # Keywords that llguidance does not look at, but that restrict an answer in some version of JSON Schema or OpenAPI.
 _REFUSED = {
@@ -34,6 +42,8 @@ _REFUSED = {
 def check_schema(schema: Any, where: str) -> None:
     check_nesting(schema, where)
     targets: set[str] = set()
+    multiples: set[float] = set()
+    combined = False
     n_patterns = 0
     for each in _subschemas(schema):
         for name, reason in _REFUSED.items():
@@ -42,18 +52,70 @@ def check_schema(schema: Any, where: str) -> None:
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(each.get(name), bool):
                 raise BadStructure(f"{where} has {name}: {json.dumps(each[name])} of draft 4: give a number")
+        _check_numbers(each, where)
         multiple = each.get("multipleOf")
-        if isinstance(multiple, int | float) and multiple > _LARGEST_MULTIPLE:
-            raise BadStructure(f"{where} has multipleOf {multiple}: give at most {_LARGEST_MULTIPLE:,}")
+        if isinstance(multiple, int | float) and not isinstance(multiple, bool):
+            multiples.add(multiple)
+        combined = combined or _combines(each)
         if isinstance(each.get("patternProperties"), dict):
             n_patterns += len(each["patternProperties"])
         if n_patterns > _MOST_PATTERNS:
             raise BadStructure(f"{where} has more than {_MOST_PATTERNS} patterns in patternProperties: use fewer")
         if isinstance(each.get("$ref"), str):
             targets.add(each["$ref"])
+    _check_multiples(multiples, combined, where)
     levels = sum(_depth(_target(schema, ref)) for ref in targets)
     if levels > _MOST_LEVELS:
         raise BadStructure(f"{where} has too many references ($ref) to large parts: make it smaller")
+
+
+def _check_numbers(schema: dict[str, Any], where: str) -> None:
+    """llguidance reads numbers as float64."""
+    instead = "numbers beyond 2^53 are not exact; check it in your program"
+    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(limit := schema.get(name), int | float) and abs(limit) > _EXACT:
+            raise BadStructure(f"{where} has {name} {limit}, which cannot be enforced: {instead}")
+    for name in ("const", "enum"):
+        left = [schema.get(name)]
+        while left:
+            each = left.pop()
+            if isinstance(each, int) and abs(each) > _EXACT:
+                raise BadStructure(f"{where} has {name} with {each}, which cannot be enforced: {instead}")
+            left += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+
+def simplified(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without keywords that llguidance refuses although they do not restrict an answer."""
+    schema = copy.deepcopy(schema)
+    for each in _subschemas(schema):
+        if each.get("uniqueItems") is False:
+            del each["uniqueItems"]
+    return schema
+
+
+def _combines(schema: dict[str, Any]) -> bool:
+    """Whether an answer must follow several schemas at once, also if only their parts have restrictions."""
+    parts = sum(len(schema[name]) if name == "allOf" else 1 for name in _COMBINING if schema.get(name))
+    return parts + bool(schema.keys() - _COMBINING - _ANNOTATIONS) > 1
+
+
+def _check_multiples(multiples: set[float], combined: bool, where: str) -> None:
+    """llguidance's automaton has a state for each remainder: of each multipleOf, or of all that are combined."""
+    exact = [abs(Decimal(repr(each))) for each in multiples if each]
+    for each in exact:
+        if int(each.scaleb(_places(each))) > _LARGEST_MULTIPLE:
+            few = f"give at most {_LARGEST_MULTIPLE:,}, or fewer digits"
+            raise BadStructure(f"{where} has multipleOf {float(each):g}: {few}")
+    most_places = max(map(_places, exact), default=0)
+    if combined and math.lcm(*(int(each.scaleb(most_places)) for each in exact)) > _LARGEST_MULTIPLE:
+        reason = f"with allOf, $ref or anyOf their least common multiple must be at most {_LARGEST_MULTIPLE:,}"
+        raise BadStructure(f"{where} has several multipleOf: {reason}")
+
+
+def _places(number: Decimal) -> int:
+    """Digits after the point."""
+    exponent = number.normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from kvarn.errors import BadStructure
 MOST_BYTES = 256 << 10  # of a schema, a regular expression, a grammar, or all choices
 MOST_NESTING = 64  # of the values in a schema
 MOST_CHOICES = 10_000
-KINDS = ("json", "json_object", "regex", "choice", "lark", "gbnf")
+KINDS = ("json", "json_object", "regex", "choice", "lark", "gbnf", "either")
 
 
 def check_size(text: str, where: str) -> None:
@@ -30,12 +30,14 @@ def check_size(text: str, where: str) -> None:
 @dataclass(frozen=True)
 class Structure:
     """
-    kind    json (a schema), json_object, regex, choice (a JSON list of texts), lark or gbnf
-    text    the schema as JSON, the regular expression, the choices or the grammar; empty for json_object
+    kind    json (a schema), json_object, regex, choice (a JSON list of texts), lark, gbnf or either
+    text    the schema as JSON, the regular expression, the choices or the grammar; empty for json_object and either
+    parts   of which an answer follows one; only of either
     """
 
     kind: str
     text: str = ""
+    parts: tuple["Structure", ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -57,8 +59,10 @@ def schema_of(schema: Any, where: str = "json_schema") -> Structure:
             raise BadStructure(f"{where}: pydantic makes no JSON schema of this class: {error}") from None
     if isinstance(schema, str | bytes):
         schema = _parsed(schema, where)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise BadStructure(f"{where} is false, which no answer can follow: give another schema")
+    if schema is True:
+        schema = {}
     if not isinstance(schema, Mapping):
         raise BadStructure(f"{where} is {type(schema).__name__}: give a JSON schema, which is an object")
     check_nesting(schema, where)
@@ -69,6 +73,11 @@ def schema_of(schema: Any, where: str = "json_schema") -> Structure:
         raise BadStructure(f"{where} is not JSON: {error}") from None
     check_size(text, where)
     return Structure("json", text)
+
+
+def either_of(*parts: Structure) -> Structure:
+    """The answer follows one of them. None of them is an either itself."""
+    return Structure("either", parts=parts)
 
 
 def regex_of(pattern: Any, where: str = "regex") -> Structure:
