@@ -275,9 +275,10 @@ def test_a_client_that_leaves_in_a_call_frees_its_blocks(client: Client, choice:
 REFUSED = {
     "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools[0].function.name is missing"),
     "no function": ({"tools": [{"type": "function"}]}, "tools", "tools[0] is not a function"),
-    "a name with a quote": ({"tools": [function('a"b', CITY)]}, "tools", "letters, digits, _, - and ."),
+    "a name with a quote": ({"tools": [function('a"b', CITY)]}, "tools", "letters and digits of ASCII, _, - and ."),
     "two of one name": ({"tools": [WEATHER, WEATHER]}, "tools", "two functions of one name"),
     "no schema": ({"tools": [function("f", [])]}, "tools", "tools[0].function.parameters is []"),
+    "no object": ({"tools": [function("f", {"type": "string"})]}, "tools", "parameters.type is 'string'"),
     "required, no tools": ({"tool_choice": "required"}, "tool_choice", "there is no function to call"),
     "required, other tools": (
         {"tools": [{"type": "web_search"}], "tool_choice": "required"},
@@ -304,6 +305,12 @@ REFUSED = {
     "legacy functions": ({"functions": [{"name": "f"}]}, "functions", "functions is not implemented"),
     "legacy function_call": ({"function_call": {"name": "f"}}, "function_call", "function_call is not implemented"),
 }
+
+
+def test_a_variable_may_have_any_name(client: Client) -> None:
+    reply = client.say("text", chat_template_kwargs={"self": 1})
+    assert reply.status == 200, reply.error
+    assert reply.json["kvarn"]["ignored"] == ["chat_template_kwargs.self"]
 
 
 @pytest.mark.parametrize("case", REFUSED)
