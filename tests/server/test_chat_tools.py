@@ -307,6 +307,29 @@ REFUSED = {
 }
 
 
+def test_what_has_no_effect_is_reported(client: Client) -> None:
+    tools = [{**WEATHER, "cache_control": {}, "foo": 1}, FORECAST]
+    call = {"id": "a", "index": 0, "type": "function", "function": {"name": "weather", "arguments": OSLO}}
+    history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_call_id": "a", "content": "rain"}]
+    format = {"type": "json_object"}
+    always = ["tools[0].cache_control", "tools[0].foo"]
+    for fields, told in (
+        ({}, []),
+        ({"stop": "Oslo"}, []),
+        ({"stop": "Oslo", "tool_choice": "required"}, ["stop"]),
+        ({"stop": ["Oslo"], "parallel_tool_calls": False}, ["stop"]),
+        ({"stop": [], "response_format": format}, []),
+        ({"stop": "Oslo", "response_format": format}, ["stop"]),
+        ({"response_format": format, "tool_choice": "required"}, ["response_format"]),
+    ):
+        reply = client.say("call", tools=tools, max_tokens=8, **fields)
+        assert reply.json["kvarn"]["ignored"] == [*always, *told], reply.error
+    messages = [{"role": "user", "content": "play text"}, *history, {"role": "user", "content": "play text"}]
+    reply = client.say("text", tools=TOOLS, messages=messages)
+    assert reply.json["kvarn"]["ignored"] == ["messages[1].tool_calls[0].index"], reply.error
+
+
 def test_a_variable_may_have_any_name(client: Client) -> None:
     reply = client.say("text", chat_template_kwargs={"self": 1})
     assert reply.status == 200, reply.error
