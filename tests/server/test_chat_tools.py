@@ -330,6 +330,15 @@ def test_what_has_no_effect_is_reported(client: Client) -> None:
     assert reply.json["kvarn"]["ignored"] == ["messages[1].tool_calls[0].index"], reply.error
 
 
+def test_arguments_of_earlier_calls_are_characters(client: Client) -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "\\ud800"}'}}]
+    history = [{"role": "user", "content": "play text"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    reply = client.say("text", tools=TOOLS, messages=history)
+    assert reply.status == 400
+    assert reply.json["error"]["param"] == "messages"
+    assert "messages[1].tool_calls: the arguments of a call have half of a surrogate pair" in reply.error
+
+
 def test_a_variable_may_have_any_name(client: Client) -> None:
     reply = client.say("text", chat_template_kwargs={"self": 1})
     assert reply.status == 200, reply.error

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvarn.chats.chats import check_variables
+from kvarn.chats.history import for_template
 from kvarn.chats.tools import NO_TOOLS, BadTools, ToolUse, tool_use
 from kvarn.errors import KvarnError
 from kvarn.server.refusal import Refusal
@@ -48,6 +49,10 @@ def _message(message: Message, i: int) -> Message:
         raise Refusal(400, f"messages[{i}].tool_calls: only an assistant makes calls", "messages")
     if content is None and not (role == "assistant" and (calls or _reasoning(message))):
         raise Refusal(400, f"messages[{i}].content is missing", "messages")
+    try:
+        for_template([message])
+    except KvarnError as error:
+        raise Refusal(400, f"messages[{i}].tool_calls: {error}", "messages") from None
     if isinstance(content, list):
         content = "\n".join(part["text"] for part in content)
     new = {"role": "system" if role == "developer" else role, "content": content}
