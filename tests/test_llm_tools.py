@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.scripted import HERMES, HERMES_CONTROL, scripted_llm, scripted_model
@@ -195,6 +196,15 @@ def test_an_answer_of_repeated_calls_ends(llm: LLM) -> None:
     assert len(output.tool_calls) == MOST_CALLS
 
 
+def given(**fields: object) -> dict:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def test_no_tools_and_variables_of_any_name(llm: LLM) -> None:
+    plain = llm.chat("play text").text
+    assert llm.chat("play text", tools=None, chat_template_kwargs={"self": 1, "names": 2}).text == plain
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -203,12 +213,34 @@ def test_an_answer_of_repeated_calls_ends(llm: LLM) -> None:
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice must be none, auto, required"),
         ({"tool_choice": "required"}, "there is no function to call"),
         ({"tools": TOOLS * 600}, "at most 512"),
+        ({"tools": TOOLS[0]}, "tools must be a list"),
+        ({"tools": "x"}, "tools must be a list"),
+        ({"tools": [print]}, r"tools\[0\] is not a function"),
+        ({"tools": [given(parameters={"type": "array"})]}, "parameters.type is 'array'; it must be object"),
+        ({"tools": [given(parameters={"properties": {"a": {"enum": {1}}}})]}, r"tools\[0\] cannot be written as JSON"),
+        ({"tools": [given(strict="yes")]}, "strict must be true or false"),
+        ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls must be true or false"),
     ],
 )
 def test_wrong_tools_are_refused(llm: LLM, fields: dict, words: str) -> None:
     for ask in (llm.chat, llm.stream_chat, AsyncLLM(llm).stream_chat):
         with pytest.raises(KvarnError, match=words):
             ask("play text", **fields)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (3, "chat_template_kwargs is 3"),
+        ({1: 2}, "a key that is not a name"),
+        ({"messages": []}, "chat_template_kwargs.messages cannot be set"),
+        ({"tools": []}, "chat_template_kwargs.tools cannot be set"),
+    ],
+)
+def test_wrong_variables_are_refused(llm: LLM, variables: Any, words: str) -> None:
+    for ask in (llm.chat, llm.stream_chat):
+        with pytest.raises(KvarnError, match=words):
+            ask("play text", chat_template_kwargs=variables)
 
 
 def test_wrong_calls_in_messages_are_refused(llm: LLM) -> None:

@@ -47,7 +47,7 @@ from kvarn.text.tokenizer import Prompt, Tokenizer
 
 __all__ = ["LLM", "BatchStream", "Completion", "Job", "Output", "Piece", "Stream", "TokenLogprob", "ToolCall"]
 
-Tools = Sequence[Mapping[str, Any]]  # [{"type": "function", "function": {"name": ..., "parameters": {...}}}]
+Tools = Sequence[Mapping[str, Any]] | None  # [{"type": "function", "function": {"name": ..., "parameters": {...}}}]
 DEFAULT_CONTEXT = 4096  # or the context of the model, if that is less
 
 

@@ -117,8 +117,36 @@ def test_an_answer_in_json_is_not_held_back() -> None:
 def test_a_strict_tool_is_called_with_a_marker_only() -> None:
     tools = [replace(tool, strict=True) for tool in TOOLS]
     call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
-    assert parsed(GENERIC, [call], tools=tools) == [Content(call)]
+    error = "the model called the strict function 'weather' without '<tool_call>'"
+    for text in (call, f"```json\n{call}\n```"):
+        assert parsed(GENERIC, [text], tools=tools) == [Malformed(text, error)]
     assert said(parsed(DIALECTS["llama3"], [call], tools=tools)) == [("weather", {"city": "Oslo"})]
+
+
+@pytest.mark.parametrize("between", ["\n", "\n\n", " ", ", ", "; ", "\n```\n```json\n", "\n```\n\n```\n", ""])
+def test_several_calls_without_markers(between: str) -> None:
+    one, two = '{"name": "weather", "arguments": {"city": "Oslo"}}', '{"name": "time", "arguments": {}}'
+    fence = "```" in between
+    calls = between.join((one, two, two))
+    text = f"```json\n{calls}\n```" if fence else calls
+    found = [("weather", {"city": "Oslo"}), ("time", {}), ("time", {})]
+    assert said(parsed(GENERIC, [text])) == found
+    assert said(parsed(GENERIC, list(f"{text}\nBye."))) == [*found, ("say", "Bye.")]
+
+
+@pytest.mark.parametrize(
+    "rest", ['{"a": 1}', "```python\nx\n```", "`a`", "{", '{"name": "other"}', "```json\n[1]\n```"]
+)
+def test_what_follows_calls_without_markers_may_be_text(rest: str) -> None:
+    text = '{"name": "time", "arguments": {}}\n' + rest
+    assert said(parsed(GENERIC, [text])) == [("time", {}), ("say", rest)]
+    assert parsed(GENERIC, list(text)) == parsed(GENERIC, [text])
+
+
+def test_a_marker_that_is_cut_off_is_reported() -> None:
+    cut = Malformed("<tool_", "the text ends inside the marker of a call")
+    assert parsed(GENERIC, ["Hm. <tool_"]) == [Content("Hm. "), cut]
+    assert parsed(GENERIC, ["a < b <t"]) == [Content("a < b <t")]
 
 
 def test_a_text_argument_in_tags_comes_while_it_is_written() -> None:

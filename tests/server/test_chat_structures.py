@@ -103,6 +103,19 @@ def test_reasoning_in_the_text_or_left_out(client: Client) -> None:
     assert streamed(client, "think", include_reasoning=False) == ("", "It is sunny.")
 
 
+@pytest.mark.parametrize("name", ["think", "text", "endless"])
+def test_reasoning_that_is_left_out_has_no_logprobs(client: Client, name: str) -> None:
+    fields = {"logprobs": True, "max_tokens": 200}
+    every = client.say(name, **fields).json
+    n = every["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    wanted = every["choices"][0]["logprobs"]["content"][n:]
+    left = client.say(name, **fields, include_reasoning=False).json
+    assert left["choices"][0]["logprobs"]["content"] == wanted
+    events = client.say(name, **fields, include_reasoning=False, stream=True).events
+    found = [choice["logprobs"] for event in events for choice in event["choices"] if choice["logprobs"]]
+    assert [entry for each in found for entry in each["content"]] == wanted
+
+
 # -- structures ------------------------------------------------------------------------------------------------------
 
 

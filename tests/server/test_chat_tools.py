@@ -275,9 +275,10 @@ def test_a_client_that_leaves_in_a_call_frees_its_blocks(client: Client, choice:
 REFUSED = {
     "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools[0].function.name is missing"),
     "no function": ({"tools": [{"type": "function"}]}, "tools", "tools[0] is not a function"),
-    "a name with a quote": ({"tools": [function('a"b', CITY)]}, "tools", "letters, digits, _, - and ."),
+    "a name with a quote": ({"tools": [function('a"b', CITY)]}, "tools", "letters and digits of ASCII, _, - and ."),
     "two of one name": ({"tools": [WEATHER, WEATHER]}, "tools", "two functions of one name"),
     "no schema": ({"tools": [function("f", [])]}, "tools", "tools[0].function.parameters is []"),
+    "no object": ({"tools": [function("f", {"type": "string"})]}, "tools", "parameters.type is 'string'"),
     "required, no tools": ({"tool_choice": "required"}, "tool_choice", "there is no function to call"),
     "required, other tools": (
         {"tools": [{"type": "web_search"}], "tool_choice": "required"},
@@ -304,6 +305,44 @@ REFUSED = {
     "legacy functions": ({"functions": [{"name": "f"}]}, "functions", "functions is not implemented"),
     "legacy function_call": ({"function_call": {"name": "f"}}, "function_call", "function_call is not implemented"),
 }
+
+
+def test_what_has_no_effect_is_reported(client: Client) -> None:
+    tools = [{**WEATHER, "cache_control": {}, "foo": 1}, FORECAST]
+    call = {"id": "a", "index": 0, "type": "function", "function": {"name": "weather", "arguments": OSLO}}
+    history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_call_id": "a", "content": "rain"}]
+    format = {"type": "json_object"}
+    always = ["tools[0].cache_control", "tools[0].foo"]
+    for fields, told in (
+        ({}, []),
+        ({"stop": "Oslo"}, []),
+        ({"stop": "Oslo", "tool_choice": "required"}, ["stop"]),
+        ({"stop": ["Oslo"], "parallel_tool_calls": False}, ["stop"]),
+        ({"stop": [], "response_format": format}, []),
+        ({"stop": "Oslo", "response_format": format}, ["stop"]),
+        ({"response_format": format, "tool_choice": "required"}, ["response_format"]),
+    ):
+        reply = client.say("call", tools=tools, max_tokens=8, **fields)
+        assert reply.json["kvarn"]["ignored"] == [*always, *told], reply.error
+    messages = [{"role": "user", "content": "play text"}, *history, {"role": "user", "content": "play text"}]
+    reply = client.say("text", tools=TOOLS, messages=messages)
+    assert reply.json["kvarn"]["ignored"] == ["messages[1].tool_calls[0].index"], reply.error
+
+
+def test_arguments_of_earlier_calls_are_characters(client: Client) -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "\\ud800"}'}}]
+    history = [{"role": "user", "content": "play text"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    reply = client.say("text", tools=TOOLS, messages=history)
+    assert reply.status == 400
+    assert reply.json["error"]["param"] == "messages"
+    assert "messages[1].tool_calls: the arguments of a call have half of a surrogate pair" in reply.error
+
+
+def test_a_variable_may_have_any_name(client: Client) -> None:
+    reply = client.say("text", chat_template_kwargs={"self": 1})
+    assert reply.status == 200, reply.error
+    assert reply.json["kvarn"]["ignored"] == ["chat_template_kwargs.self"]
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -116,7 +116,7 @@ SAMPLES: list[tuple[str, str, Said]] = [
     ("hermes", '<tool_call>{"name":"weather","arguments":{"city":"Oslo"}}\n</tool_', [_OSLO]),
     ("hermes", "<tool_call>", [_CUT]),
     ("hermes", "a <tool_ b", [("say", "a <tool_ b")]),
-    ("hermes", "a <tool_cal", [("say", "a <tool_cal")]),
+    ("hermes", "a <tool_cal", [("say", "a "), ("bad", "the text ends inside the marker of a call")]),
     (
         "hermes",
         f'<tool_call>{{"name": "time", "arguments": {{"a" <tool_call>{_HERMES}',

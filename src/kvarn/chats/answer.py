@@ -102,6 +102,11 @@ class Reader:
             return 0
         return len(ends) if self._reasoned is None else bisect_right(ends, self._reasoned)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it is known what the answer begins with."""
+        return bool(self._reasoning or self._content or self._calls)
+
     def _look_for_end(self, text: str) -> None:
         seen, n = self._tail + text, len(self.reasoning_end)
         if (at := seen.find(self.reasoning_end)) >= 0:

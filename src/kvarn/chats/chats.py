@@ -15,11 +15,13 @@ from kvarn.chats.history import for_template
 from kvarn.chats.rules import Rule, rule_of
 from kvarn.chats.tools import NO_TOOLS, ToolUse
 from kvarn.dialect import Dialect, Parser, find, instructed, opens_reasoning
+from kvarn.errors import KvarnError, printable
 from kvarn.structured import Structure
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.quoting import Quotes
 from kvarn.text.tokenizer import Tokenizer
 
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 Render = Callable[..., str]  # (messages, **variables)
 Message = Mapping[str, Any]
 
@@ -64,6 +66,7 @@ class Chats:
         self, messages: Sequence[Message], use: ToolUse = NO_TOOLS, variables: Mapping[str, Any] | None = None
     ) -> tuple[str, Mapping[str, str]]:
         """The text of the prompt, and its stand-ins."""
+        check_variables({} if variables is None else variables)
         given: dict[str, Any] = {"messages": for_template(messages), "variables": dict(variables or {})}
         if use.shown or any("tool_calls" in message or message["role"] == "tool" for message in given["messages"]):
             dialect = self.dialect
@@ -98,6 +101,18 @@ class Chats:
         hidden = tuple(self._tokenizer.token_bytes(id).decode() for id in sorted(shown))
         reader = partial(_reader, read_as, use, opened and split, hidden)
         return Prepared(self.encode(prompt, stand_ins), shown, rule, reader)
+
+
+def check_variables(given: Any) -> None:
+    """Of the chat template: those that a request may set."""
+    name = "chat_template_kwargs"
+    if not isinstance(given, Mapping):
+        raise KvarnError(f"{name} is {printable(repr(given))[:80]}: give names and values")
+    for key in given:
+        if not isinstance(key, str) or not key.isidentifier():
+            raise KvarnError(f"{name} has a key that is not a name")
+        if key in OWN_VARIABLES:
+            raise KvarnError(f"{name}.{key} cannot be set: it comes from the request")
 
 
 def _reader(dialect: Dialect, use: ToolUse, opened: bool, hidden: tuple[str, ...]) -> Reader:

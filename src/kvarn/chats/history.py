@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvarn.errors import KvarnError
+
 Message = Mapping[str, Any]
 
 
@@ -51,4 +53,8 @@ def _arguments(given: Any, objects: bool) -> Any:
         parsed = json.loads(given or "{}", parse_constant=str)
     except (ValueError, RecursionError):
         return given
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise KvarnError("the arguments of a call have half of a surrogate pair, which is not a character") from None
     return parsed if isinstance(parsed, dict) else given

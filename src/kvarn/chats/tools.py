@@ -3,6 +3,7 @@
 Non-goals: how a model writes a call (kvarn.dialect); which JSON schemas can be enforced (kvarn.structured).
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +52,14 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(tools: Sequence[Mapping[str, Any]], choice: Any = None, parallel: bool = True) -> ToolUse:
+def tool_use(tools: Sequence[Mapping[str, Any]] | None, choice: Any = None, parallel: bool = True) -> ToolUse:
     """`choice`: none, auto, required, {"type": "function", ...} or {"type": "allowed_tools", ...}; None is auto. All
     tools are functions."""
+    tools = () if tools is None else tools
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise BadTools("tools", "tools must be a list of functions")
+    if not isinstance(parallel, bool):
+        raise BadTools("parallel_tool_calls", "parallel_tool_calls must be true or false")
     if len(tools) > MOST_TOOLS:
         raise BadTools("tools", f"tools has {len(tools)} items; it must have at most {MOST_TOOLS}")
     known = {tool.name: tool for tool in (_tool(i, given) for i, given in enumerate(tools))}
@@ -68,21 +74,30 @@ def tool_use(tools: Sequence[Mapping[str, Any]], choice: Any = None, parallel: b
     return ToolUse(shown, tuple(known[name] for name in names), required, parallel)
 
 
-def _tool(i: int, given: Mapping[str, Any]) -> Tool:
-    function = given.get("function")
-    if given.get("type") != "function" or not isinstance(function, Mapping):
+def _tool(i: int, given: Any) -> Tool:
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or given.get("type") != "function":
         raise BadTools("tools", f'tools[{i}] is not a function: give {{"type": "function", "function": {{...}}}}')
     where = f"tools[{i}].function"
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
-        rule = "1 to 128 letters, digits, _, - and ."
+        rule = "1 to 128 letters and digits of ASCII, _, - and ."
         raise BadTools("tools", f"{where}.name is {printable(repr(name))[:80]}; it must have {rule}")
     if not isinstance(description, str | None):
         raise BadTools("tools", f"{where}.description must be a text")
     parameters = function.get("parameters")
     if not isinstance(parameters, Mapping | None):
         raise BadTools("tools", f"{where}.parameters must be a JSON schema")
-    return Tool(name, description or "", dict(parameters or NO_ARGUMENTS), function.get("strict") is True)
+    kind = (parameters or NO_ARGUMENTS).get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise BadTools("tools", f"{where}.parameters.type is {printable(repr(kind))[:80]}; it must be object")
+    if not isinstance(strict := function.get("strict"), bool | None):
+        raise BadTools("tools", f"{where}.strict must be true or false")
+    try:
+        json.dumps(given)
+    except (TypeError, ValueError, RecursionError):
+        raise BadTools("tools", f"tools[{i}] cannot be written as JSON") from None
+    return Tool(name, description or "", dict(parameters or NO_ARGUMENTS), strict is True)
 
 
 def _shown(given: Mapping[str, Any]) -> Json:

@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable, Sequence
 
 from kvarn.dialect.calls import Bodies, Call
-from kvarn.dialect.deltas import Content, Delta, Reasoning
+from kvarn.dialect.deltas import Content, Delta, Malformed, Reasoning
 from kvarn.dialect.dialect import Dialect, NewId, Tool
-from kvarn.dialect.source import Broken, Source, Steps, longest_first
+from kvarn.dialect.source import Broken, Source, Steps, Unmarked, longest_first
 from kvarn.dialect.texts import Text
+
+LEAST_MARKER = 4  # characters, with which the end of an answer is taken for the beginning of a marker
 
 
 class Answer:
@@ -56,8 +58,7 @@ class Answer:
                 text.add(run)
                 openers = "" if run.strip() else openers
             elif source.text[source.at] in openers:
-                if (yield from self._unmarked(text)):
-                    text = Text(Content, self._say, after=True)
+                text = yield from self._unmarked(text)
                 openers = ""
             elif marker := (yield from source.begins(self._triggers)):
                 text = Text(Content, self._say, after=True)
@@ -66,11 +67,20 @@ class Answer:
                 else:
                     source.at += len(marker)
                     yield from self._think()
+            elif source.ended and self._cut(rest := source.text[source.at :]):
+                source.at = len(source.text)
+                text.end()
+                self._say(Malformed(rest, "the text ends inside the marker of a call"))
+                return
             else:
                 text.add(source.text[source.at])
                 source.at += 1
                 openers = ""
         text.end()
+
+    def _cut(self, rest: str) -> bool:
+        """Whether it is the beginning of a call's marker, and not of something else."""
+        return len(rest) >= LEAST_MARKER and any(marker.startswith(rest) for marker in self._begins)
 
     def _think(self) -> Steps[None]:
         """From after the begin marker to the end marker."""
@@ -165,37 +175,43 @@ class Answer:
         self._call.broke(source.kept, error)
         return section and stop != "" and stop in self._marks
 
-    def _unmarked(self, text: Text) -> Steps[bool]:
-        """Calls without a marker, at the beginning of the answer. False: it is text.
+    def _unmarked(self, text: Text) -> Steps[Text]:
+        """Calls without a marker, at the beginning of the answer. Returns the text that follows: `text` if there are
+        none.
 
-        If the dialect has markers, the model forgot them, or wrote a code block instead. Then only what names a tool
+        If the dialect has markers, the model forgot them, or wrote code blocks instead. Then only what names a tool
         counts.
         """
         source = self._source
-        source.keep()
-        self._call.named = False
         self._bodies.unmarked = True
         try:
-            fence = not self._bare and (yield from source.take("```"))
-            if fence and (yield from source.take("json")):
+            while (yield from source.begins(("```", *self._openers))):
+                source.keep()
+                self._call.named = False
+                yield from self._unmarked_block()
+                text = Text(Content, self._say, after=True)
+                if self._list:
+                    break
+                source.keep()
                 yield from source.spaces()
-            yield from self._unmarked_calls()
-            if fence:
-                yield from source.spaces()
-                yield from source.take("```")
         except Broken as error:
-            if self._call.next_index == 0 and not (self._bare and self._call.named):
+            strict = isinstance(error, Unmarked)
+            if not strict and not self._call.begun and not (self._bare and self._call.named):
                 text.add(source.kept)
-                return False
+                return text
             yield from self._recover(str(error), False)
+            text = Text(Content, self._say, after=True)
         finally:
             self._bodies.unmarked = False
-        return True
+        return text
 
-    def _unmarked_calls(self) -> Steps[None]:
+    def _unmarked_block(self) -> Steps[None]:
+        """Calls with separators, perhaps in a code block."""
         source = self._source
-        if self._list:
-            yield from source.expect("[")
+        fence = not self._bare and not self._list and (yield from source.take("```"))
+        if fence and (yield from source.take("json")):
+            yield from source.spaces()
+        yield from source.expect("[" if self._list else "")
         while True:
             yield from self._bodies.read()
             yield from source.spaces()
@@ -205,8 +221,13 @@ class Answer:
                 source.at += 1
                 yield from source.spaces()
             again = (yield from source.more()) if self._list else bool((yield from source.begins(("{",))))
-            if not (separator and again):
+            if not again or (self._list and not separator):
                 break
+            if not separator:
+                source.keep()
         if self._list and (yield from source.more()):
             yield from source.expect("]")
         self._call.end()
+        if fence:
+            yield from source.spaces()
+            yield from source.take("```")

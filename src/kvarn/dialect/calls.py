@@ -8,7 +8,7 @@ from kvarn.dialect.deltas import CallArguments, CallBegin, CallEnd, Delta, Malfo
 from kvarn.dialect.dialect import Dialect, NewId, Tool
 from kvarn.dialect.json_text import ENDS, json_value, string_value
 from kvarn.dialect.literals import gemma_object, python_arguments, read_name
-from kvarn.dialect.source import Broken, Source, Steps
+from kvarn.dialect.source import Broken, Source, Steps, Unmarked
 from kvarn.dialect.tagged import Tagged
 
 _NAME = re.compile(r"[^\s<>\[\]{}()\"'`,=;]+")
@@ -140,7 +140,8 @@ class Bodies:
             if key == self._dialect.name_key or (key == "name" and call.tool is None):
                 tool = call.name((yield from string_value(source)))
                 if tool.strict and self.unmarked and not self._dialect.bare:
-                    raise Broken("no grammar held for this call")  # a grammar begins with the marker
+                    begin = (self._dialect.section[0] + self._dialect.call[0]).strip()
+                    raise Unmarked(f"the model called the strict function {tool.name!r} without {begin!r}")
             elif key in self._arguments_keys:
                 if argued:
                     raise Broken("the call has arguments twice")

@@ -47,13 +47,13 @@ class Lark:
         assert found is not None, "a marker has text"
         return found.group(1), found.group(2)
 
-    def until(self, marker: str, rest: str) -> str:
-        """Any text, then the marker, which is not in the text, then the rest."""
+    def until(self, marker: str, rest: str, text: str = "/(.|\\n)*/") -> str:
+        """A text, then the marker, which is not in the text, then the rest."""
         lead = marker.strip() if marker.strip() in self._ids else ""
         if lead:
-            body = f"/(.|\\n)*/ {self._one(lead)}"
+            body = f"{text} {self._one(lead)}"
         else:
-            body = self.rule("until", "/(.|\\n)*/", f"[suffix={json.dumps(marker, ensure_ascii=False)}]")
+            body = self.rule("until", text, f"[suffix={json.dumps(marker, ensure_ascii=False)}]")
         return f"{body} {self.text(rest)}".rstrip()
 
     def json(self, schema: Any) -> str:

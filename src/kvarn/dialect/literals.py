@@ -10,7 +10,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 _PYTHON_PLAIN = {quote: re.compile(rf"[^{quote}\\]+") for quote in "'\""}
 _BARE = re.compile(r"[^,\[\]{}]+")
-_KEY = re.compile(r"[^\s:,\[\]{}()=\"']+")
+KEY = re.compile(r"[^\s:,\[\]{}()=\"']+")
 MOST_NAME = 256
 MOST_BARE = 1 << 16
 
@@ -36,7 +36,7 @@ def python_arguments(source: Source, out: Out) -> Steps[None]:
         if (yield from source.take(")")):
             out("}")
             return
-        key = yield from read_name(source, _KEY)
+        key = yield from read_name(source, KEY)
         yield from source.spaces()
         if not key or not (yield from source.take("=")):
             raise Broken("an argument without a name" if (yield from source.more()) else ENDS)
@@ -158,10 +158,10 @@ def _gemma_key(source: Source, quote: str) -> Steps[str]:
         yield from _gemma_text(source, parts.append, quote)
         return "".join(parts)
     if (yield from source.take('"')):
-        key = yield from read_name(source, _KEY)
+        key = yield from read_name(source, KEY)
         yield from source.expect('"')
     else:
-        key = yield from read_name(source, _KEY)
+        key = yield from read_name(source, KEY)
     if not key:
         raise Broken("an argument without a name" if (yield from source.more()) else ENDS)
     return key

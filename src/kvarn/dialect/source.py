@@ -18,6 +18,10 @@ class Broken(Exception):
     """The call cannot be read."""
 
 
+class Unmarked(Broken):
+    """A call of a strict tool without its marker: no grammar held for it."""
+
+
 class Source:
     def __init__(self) -> None:
         self.text = ""

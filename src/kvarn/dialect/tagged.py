@@ -14,8 +14,8 @@ from kvarn.dialect.json_text import ENDS, Out, quoted
 from kvarn.dialect.literals import MOST_NAME
 from kvarn.dialect.source import Broken, Source, Steps, longest_first
 
-_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
-_ANY = frozenset((*_KINDS.values(), "null"))
+KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+_ANY = frozenset((*KINDS.values(), "null"))
 
 
 class Tagged:
@@ -98,28 +98,33 @@ def kinds_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The JSON types that the schema allows for an argument."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
-    return _kinds(found, schema, 0) or _ANY
+    return _kinds(found, schema) or _ANY
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _kinds(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Empty: the schema does not say."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return frozenset()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset((kind,))
-    if isinstance(kind, list):
-        return frozenset(each for each in kind if isinstance(each, str))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return frozenset(_KINDS.get(type(value), "null") for value in values)
-    if isinstance(ref := schema.get("$ref"), str):
-        return _kinds(referred(ref, root), root, depth + 1)
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list):
-            each = [_kinds(part, root, depth + 1) for part in schema[word]]
-            return frozenset().union(*each) if all(each) else frozenset()
-    return frozenset()
+    kinds: set[str] = set()
+    followed: set[str] = set()
+    left = [schema]
+    while left:
+        each = left.pop()
+        kind = each.get("type") if isinstance(each, Mapping) else None
+        if not isinstance(each, Mapping):
+            return frozenset()
+        values = each.get("enum", [each["const"]] if "const" in each else None)
+        parts = each.get("anyOf", each.get("oneOf"))
+        if isinstance(kind, str | list):
+            kinds |= {name for name in ([kind] if isinstance(kind, str) else kind) if isinstance(name, str)}
+        elif isinstance(values, list):
+            kinds |= {KINDS.get(type(value), "null") for value in values}
+        elif isinstance(ref := each.get("$ref"), str):
+            left += [] if ref in followed else [referred(ref, root)]
+            followed.add(ref)
+        elif isinstance(parts, list) and parts:
+            left += parts
+        else:
+            return frozenset()
+    return frozenset(kinds)
 
 
 def referred(ref: str, root: Mapping[str, Any]) -> Any:
@@ -140,7 +145,7 @@ def as_json(text: str, kinds: frozenset[str]) -> str:
         value = json.loads(bare, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return f'"{quoted(text)}"'
-    kind = _KINDS.get(type(value), "null")
+    kind = KINDS.get(type(value), "null")
     fits = kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))
     return f'"{quoted(text)}"' if "string" in kinds and not fits else bare
 

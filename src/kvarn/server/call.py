@@ -59,6 +59,7 @@ class Generation:
         self._records = records
         self._entry = entry
         self._answers: defaultdict[int, Reader] = defaultdict(reader)  # by choice
+        self._held: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
         self._ignored = ignored
         self._n_reasoning = 0
         self._ended: dict[int, Explanation] = {}
@@ -118,7 +119,7 @@ class Generation:
         async for index, part in self._parts():
             self._read(index, part)
             finish = part.finish_reason or "stop"
-            choices[index] = self._reply.choice(index, self._answers[index], self._entries(part), finish)
+            choices[index] = self._reply.choice(index, self._answers[index], self._entries(index, part), finish)
         return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._told())
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
@@ -129,7 +130,7 @@ class Generation:
         async for index, part in self._parts():
             deltas, finish = self._read(index, part), part.finish_reason
             finish = finish and self._answers[index].finish_reason(finish)
-            found = self._reply.deltas(index, deltas, self._entries(part), finish)
+            found = self._reply.deltas(index, deltas, self._entries(index, part), finish)
             if not found:
                 continue
             for held in last:
@@ -173,8 +174,23 @@ class Generation:
                 elif update.error is not None:
                     raise update.error
 
-    def _entries(self, part: AnswerPart) -> list[TokenLogprob] | None:
-        return None if self._call.settings["logprobs"] is None else part.logprobs
+    def _entries(self, index: int, part: AnswerPart) -> list[TokenLogprob] | None:
+        """Without those of reasoning that the answer does not have."""
+        if self._call.settings["logprobs"] is None:
+            return None
+        if self._reply.reasoning:
+            return list(part.logprobs)
+        answer = self._answers[index]
+        if not self._call.stream:
+            return list(part.logprobs[answer.n_reasoning(part.ends) :])
+        held = self._held[index]  # until it is known what they belong to
+        held += part.logprobs
+        if not (answer.begun or part.finish_reason):
+            return []
+        first = part.n_tokens - len(held)
+        known = held[max(answer.n_reasoning(part.ends[: part.n_tokens]) - first, 0) :]
+        held.clear()
+        return known
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(list(self._ended.values()), self._n_tokens, self._n_reasoning)

@@ -14,6 +14,10 @@ UNUSED_IN_MESSAGE = (
     *("refusal", "audio", "annotations", "parsed", "reasoning_details", "thinking_blocks"),
     *("cache_control", "prompt_cache_breakpoint", "provider_specific_fields", "images"),
 )
+USED_IN_TOOL = ("type", "function")
+UNUSED_IN_TOOL = ("cache_control", "strict")
+USED_IN_CALL = ("id", "type", "function")
+UNUSED_IN_CALL = ("index",)
 USED_IN_PART = ("type", "text")
 UNUSED_IN_PART = ("cache_control", "prompt_cache_breakpoint", "citations", "annotations")
 
@@ -38,6 +42,7 @@ CALL: Schema = {
         },
     },
     "required": ["function"],
+    "description": "other fields of a call are accepted, have no effect and are reported",
 }
 MESSAGE: Schema = {
     "type": "object",
@@ -70,7 +75,8 @@ TOOL: Schema = {
     "type": "object",
     "properties": {"type": TEXT, "function": FUNCTION},
     "required": ["type"],
-    "description": "of type function; tools of other types are accepted, have no effect and are reported",
+    "description": "of type function; tools of other types and other fields are accepted, have no effect and are "
+    "reported",
 }
 MARKUP: dict[str, Schema] = {  # fields of a chat that only chats have
     "tools": {"type": "array", "items": TOOL, "maxItems": MOST_TOOLS},

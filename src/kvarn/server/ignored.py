@@ -7,7 +7,15 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kvarn.server.chat_fields import UNUSED_IN_MESSAGE, UNUSED_IN_PART, USED_IN_PART
+from kvarn.server.chat_fields import (
+    UNUSED_IN_CALL,
+    UNUSED_IN_MESSAGE,
+    UNUSED_IN_PART,
+    UNUSED_IN_TOOL,
+    USED_IN_CALL,
+    USED_IN_PART,
+    USED_IN_TOOL,
+)
 from kvarn.server.request_fields import IGNORED, NO_OPS
 from kvarn.server.schema import same, show
 
@@ -41,6 +49,8 @@ def of_body(body: dict[str, Any]) -> list[Ignored]:
     for i, tool in enumerate(body.get("tools", ())):
         if tool["type"] != "function":
             found.append(_named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({_shown(tool['type'])})"))
+        else:
+            found += _others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, f"tools[{i}]")
     return found
 
 
@@ -50,10 +60,19 @@ def _of_message(message: dict[str, Any], where: str) -> Iterable[Ignored]:
             yield Ignored(f"messages.{key}", f"{where}.{key}")
     content = message.get("content")
     for i, part in enumerate(content if isinstance(content, list) else ()):
-        for key in part:
-            if key not in USED_IN_PART and part[key] is not None:
-                at = f"{where}.content[{i}].{_shown(key)}"
-                yield _named("messages.content", key, UNUSED_IN_PART, at)
+        yield from _others("messages.content", part, USED_IN_PART, UNUSED_IN_PART, f"{where}.content[{i}]")
+    for i, call in enumerate(message.get("tool_calls") or ()):
+        yield from _others("messages.tool_calls", call, USED_IN_CALL, UNUSED_IN_CALL, f"{where}.tool_calls[{i}]")
+
+
+def _others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
+    keys = [key for key in given if key not in used and given[key] is not None]
+    return [_named(field, key, known, f"{where}.{_shown(key)}") for key in keys]
+
+
+def of_constraint(stop: Iterable[str], structure: str) -> list[Ignored]:
+    """Of a request whose answer is constrained. `structure`: a field that has no effect, because calls are required."""
+    return [Ignored(name, name) for name in (*(["stop"] if stop else []), *([structure] if structure else []))]
 
 
 def of_variables(names: Iterable[str], used: Iterable[str]) -> list[Ignored]:

@@ -16,7 +16,7 @@ class AnswerPart(NamedTuple):
     logprobs: list[TokenLogprob]
     finish_reason: str | None
     n_tokens: int  # of the sample so far
-    ends: Sequence[int] = ()  # with a finish_reason: how long the text was after each token of the sample
+    ends: Sequence[int] = ()  # how long the text was after each token of the sample; the first n_tokens are of it
 
 
 class Ended(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.chats.chats import Chats, Prepared
 from kvarn.llm import LLM
-from kvarn.server.ignored import Ignored, is_no_op, of_variables
+from kvarn.server.ignored import Ignored, is_no_op, of_constraint, of_variables
 from kvarn.server.protocol import Call
 from kvarn.server.refusal import Refusal
 from kvarn.server.structures import structure_errors
@@ -53,6 +53,9 @@ class Prompts:
         prompt, stand_ins, ignored = self._prompt(talk)
         with structure_errors(call.structure_field or "tools"):
             prepared = self._chats.prepare(prompt, stand_ins, talk.tools, call.structure, talk.split)
+        if prepared.constrain is not None:
+            replaced = call.structure is not None and talk.tools.required
+            ignored += of_constraint(call.settings["stop"], call.structure_field if replaced else "")
         return prepared, ignored
 
     def _prompt(self, talk: Talk) -> tuple[str, StandIns, list[Ignored]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvarn.errors import BadStructure
-from kvarn.server.ignored import Ignored, is_no_op, of_body
+from kvarn.server.ignored import Ignored, is_no_op, of_body, of_constraint
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, IGNORED, TOKENIZE
 from kvarn.server.request_id import sane
@@ -189,13 +189,15 @@ def _call(
     if "request_id" in body and not sane(body["request_id"]):
         raise Refusal(400, "request_id has characters that a header cannot carry: use printable ASCII", "request_id")
     structure, structure_field = _structure(body)
+    settings = _settings(body, logprobs)
+    constrained = structure is not None and talk is None  # that of a chat also depends on its tools
     return Call(
         talk=talk,
         prompts=prompts or [],
         structure=structure,
         structure_field=structure_field,
-        ignored=of_body(body),
-        settings=_settings(body, logprobs),
+        ignored=of_body(body) + (of_constraint(settings["stop"], "") if constrained else []),
+        settings=settings,
         max_tokens=None if limit == UNLIMITED else limit,
         default_tokens=None if talk or limit == UNLIMITED else COMPLETION_TOKENS,
         model=body.get("model"),

@@ -4,11 +4,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvarn.chats.chats import check_variables
+from kvarn.chats.history import for_template
 from kvarn.chats.tools import NO_TOOLS, BadTools, ToolUse, tool_use
+from kvarn.errors import KvarnError
 from kvarn.server.refusal import Refusal
 
 MOST_VARIABLES = 1 << 14  # characters of chat_template_kwargs as JSON
-OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
 Message = dict[str, Any]
 
@@ -47,6 +49,10 @@ def _message(message: Message, i: int) -> Message:
         raise Refusal(400, f"messages[{i}].tool_calls: only an assistant makes calls", "messages")
     if content is None and not (role == "assistant" and (calls or _reasoning(message))):
         raise Refusal(400, f"messages[{i}].content is missing", "messages")
+    try:
+        for_template([message])
+    except KvarnError as error:
+        raise Refusal(400, f"messages[{i}].tool_calls: {error}", "messages") from None
     if isinstance(content, list):
         content = "\n".join(part["text"] for part in content)
     new = {"role": "system" if role == "developer" else role, "content": content}
@@ -60,10 +66,10 @@ def _reasoning(message: Message) -> str | None:
 
 def _variables(given: dict[str, Any]) -> dict[str, Any]:
     name = "chat_template_kwargs"
-    if own := next((each for each in OWN_VARIABLES if each in given), None):
-        raise Refusal(400, f"{name}.{own} cannot be set: it comes from the request", name)
-    if any(not key.isidentifier() for key in given):
-        raise Refusal(400, f"{name} has a key that is not a name", name)
+    try:
+        check_variables(given)
+    except KvarnError as error:
+        raise Refusal(400, str(error), name) from None
     try:
         n = len(json.dumps(given))
     except RecursionError:

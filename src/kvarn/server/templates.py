@@ -40,7 +40,7 @@ class TemplateProcess:
         with self._lock:
             self._running()
 
-    def render(self, messages: Any, **variables: Any) -> str:
+    def render(self, messages: Any, /, **variables: Any) -> str:
         with self._lock:
             child = self._running()
             try:

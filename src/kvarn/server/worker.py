@@ -60,7 +60,7 @@ class Ticket(Listener):
         self._worker.metrics.token(event.gap)
         if self.submission.stream:
             stream = job.texts[sample.index]
-            text, ends = stream.take(), stream.ends if sample.finish_reason else ()
+            text, ends = stream.take(), stream.ends  # it grows: n_output of them are of this part
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if sample.n_output == 1:
                 text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs

@@ -98,7 +98,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """`variables` are those that the template uses: tools, documents, enable_thinking, ..."""
         arguments = {"messages": messages, "add_generation_prompt": add_generation_prompt}
