@@ -53,7 +53,7 @@ class Prompts:
         prompt, stand_ins, ignored = self._prompt(talk)
         with structure_errors(call.structure_field or "tools"):
             prepared = self._chats.prepare(prompt, stand_ins, talk.tools, call.structure, talk.split)
-        if prepared.constrain is not None:
+        if prepared.rule is not None:
             replaced = call.structure is not None and talk.tools.required
             ignored += of_constraint(call.settings["stop"], call.structure_field if replaced else "")
         return prepared, ignored
