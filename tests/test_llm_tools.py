@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -153,7 +154,7 @@ def test_a_call_that_is_being_written_is_none_yet(llm: LLM) -> None:
     assert not llm.engine.busy
 
 
-def test_leaving_the_parts_frees_what_the_stream_held(llm: LLM) -> None:
+def test_leaving_the_parts_frees_what_the_stream_held(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in llm.stream_chat("play think", temperature=0).parts():
         assert isinstance(part, Reasoning)
         assert llm.engine.busy
@@ -168,7 +169,20 @@ def test_leaving_the_parts_frees_what_the_stream_held(llm: LLM) -> None:
         while llm.runner.busy:
             await asyncio.sleep(0.001)
 
-    before = llm.engine.stats.generated_tokens
+    before, left = llm.engine.stats.generated_tokens, threading.Event()
+    step, cancel = llm.engine.step, llm.runner.cancel
+
+    def held_step():  # the model does not run away while the stream is being left
+        if llm.engine.stats.generated_tokens - before > 20:
+            assert left.wait(60), "the stream was left, and its request goes on"
+        return step()
+
+    def noted_cancel(job):
+        left.set()
+        return cancel(job)
+
+    monkeypatch.setattr(llm.engine, "step", held_step)
+    monkeypatch.setattr(llm.runner, "cancel", noted_cancel)
     asyncio.run(asynchronous())
     assert llm.engine.stats.generated_tokens - before < 1900
     assert llm.cache.usage().sequences == 0
