@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from support import tiny_gguf
+from support.serving import Reply
 from support.tiny_models import GOLDEN
 
 from kvarn import LLM
@@ -107,27 +108,6 @@ def play(llm: LLM, texts: Texts) -> None:
         return HostLogits(logits)
 
     llm.program.run = run
-
-
-@dataclass
-class Reply:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> str:
-        return self.json["error"]["message"]
-
-    @property
-    def events(self) -> list[dict]:
-        lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
-        assert lines[-1] == "[DONE]"
-        return [json.loads(line) for line in lines[:-1]]
 
 
 class Client:
