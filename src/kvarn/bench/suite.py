@@ -5,6 +5,7 @@ on the machine affects both equally.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from kvarn.bench.case import Case, Figure, Reading, Subject
 from kvarn.bench.ids import RandomIds, TextIds
@@ -95,8 +96,8 @@ def beside(recorded: Recorded, case: Case, row: Row) -> Row:
     speed = recorded.fastest(case)
     if speed is None:
         return row
-    against = {"engine": speed.engine, "setting": speed.engine, "tok_s": speed.tok_s}
-    return row | {"against": against | {"ratio": float(str(row["tok_s"])) / speed.tok_s}}
+    ratio = cast(float, row["tok_s"]) / speed.tok_s
+    return row | {"against": {"engine": speed.engine, "setting": speed.engine, "tok_s": speed.tok_s, "ratio": ratio}}
 
 
 def figures(case: Case, setup: Setup, readings: Sequence[Reading], figure: Figure, bandwidth: Bandwidth) -> Row:
