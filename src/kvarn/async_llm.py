@@ -92,8 +92,10 @@ class AsyncLLM:
         alone = is_one_conversation(messages)
         conversations = [messages] if alone else messages
         use = tool_use(tools, tool_choice, parallel_tool_calls)
-        turns = await asyncio.to_thread(self.llm.turns, conversations, params, settings, use, chat_template_kwargs)
-        outputs = await self._finish([partial(self.llm.start_turn, turn) for turn in turns])
+        questions = await asyncio.to_thread(
+            self.llm.questions, conversations, params, settings, use, chat_template_kwargs
+        )
+        outputs = await self._finish([partial(self.llm.start_question, question) for question in questions])
         return outputs[0] if alone else outputs
 
     def stream_chat(
@@ -112,8 +114,8 @@ class AsyncLLM:
         use = tool_use(tools, tool_choice, parallel_tool_calls)
 
         async def prepare() -> list[Start]:
-            turns = await asyncio.to_thread(self.llm.turns, [messages], chosen, {}, use, chat_template_kwargs)
-            return [partial(self.llm.start_turn, turn) for turn in turns]
+            questions = await asyncio.to_thread(self.llm.questions, [messages], chosen, {}, use, chat_template_kwargs)
+            return [partial(self.llm.start_question, question) for question in questions]
 
         return AsyncStream(AsyncBatchStream(self, prepare))
 

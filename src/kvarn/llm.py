@@ -51,7 +51,7 @@ Tools = Sequence[Mapping[str, Any]] | None  # [{"type": "function", "function": 
 DEFAULT_CONTEXT = 4096  # or the context of the model, if that is less
 
 
-class Turn(NamedTuple):
+class Question(NamedTuple):
     """A conversation that can be answered, and how."""
 
     prepared: Prepared
@@ -212,19 +212,19 @@ class LLM:
         alone = is_one_conversation(messages)
         use = tool_use(tools, tool_choice, parallel_tool_calls)
         conversations = [messages] if alone else messages
-        turns = self.turns(conversations, params, settings, use, chat_template_kwargs)
-        outputs = self._finish([partial(self.start_turn, turn) for turn in turns])
+        questions = self.questions(conversations, params, settings, use, chat_template_kwargs)
+        outputs = self._finish([partial(self.start_question, question) for question in questions])
         return outputs[0] if alone else outputs
 
-    def turns(
+    def questions(
         self,
         conversations: Sequence[Messages],
         params: OneOrEach,
         settings: Mapping[str, Any],
         use: ToolUse = NO_TOOLS,
         variables: Mapping[str, Any] | None = None,
-    ) -> list[Turn]:
-        """Conversations that `start_turn` can start."""
+    ) -> list[Question]:
+        """Conversations that `start_question` can start."""
         numbers: list[Prompt] = [[] for _ in conversations]
         chosen = [self.for_chat(each) for _, each in paired(numbers, params, settings)]
         prepared = [
@@ -232,19 +232,19 @@ class LLM:
             for each, one in zip(conversations, chosen, strict=True)
         ]
         return [
-            Turn(each, one, constrain(self.runner.compiler, each.rule))
+            Question(each, one, constrain(self.runner.compiler, each.rule))
             for each, one in zip(prepared, chosen, strict=True)
         ]
 
-    def start_turn(self, turn: Turn, conversation: Hashable = None, listener: Listener = SILENT) -> Job:
+    def start_question(self, question: Question, conversation: Hashable = None, listener: Listener = SILENT) -> Job:
         """Queue the answer to a conversation; see `start`."""
-        ready = turn.prepared
+        ready = question.prepared
         return self.runner.add(
             ready.tokens,
-            turn.params,
+            question.params,
             conversation=conversation,
             listener=listener,
-            constrain=turn.constrain,
+            constrain=question.constrain,
             shown=ready.shown,
             reader=ready.reader,
         )
@@ -264,8 +264,8 @@ class LLM:
         calls; `parts()` has them as they come. The settings are those of `chat`."""
         chosen = one_answer(with_settings(params, settings))
         use = tool_use(tools, tool_choice, parallel_tool_calls)
-        (turn,) = self.turns([messages], chosen, {}, use, chat_template_kwargs)
-        return self.stream_job(self.start_turn(turn))
+        (question,) = self.questions([messages], chosen, {}, use, chat_template_kwargs)
+        return self.stream_job(self.start_question(question))
 
     def for_chat(self, params: SamplingParams) -> SamplingParams:
         """Settings for a conversation: those that are open take `chat_defaults`."""

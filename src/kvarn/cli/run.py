@@ -107,8 +107,8 @@ def start(llm: LLM, args: argparse.Namespace, prompt: str, params: SamplingParam
     if not args.chat:
         return llm.start(prompt, params)
     system = [{"role": "system", "content": args.system}] if args.system else []
-    (turn,) = llm.turns([[*system, {"role": "user", "content": prompt}]], params, {})
-    return llm.start_turn(turn)
+    (question,) = llm.questions([[*system, {"role": "user", "content": prompt}]], params, {})
+    return llm.start_question(question)
 
 
 def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:

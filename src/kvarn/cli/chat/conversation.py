@@ -14,8 +14,7 @@ from kvarn.cli.chat.saved import Message
 from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.jobs.job import Job
-from kvarn.llm import LLM
-from kvarn.llm import Turn as Answerable
+from kvarn.llm import LLM, Question
 
 ID = "chat"  # of the conversation's sequence in the cache; there is one
 
@@ -125,20 +124,20 @@ class Conversation:
         self.left_out = min(self.left_out, max(len(starts) - 2, 0))
 
     def _start(self, messages: list[Message], params: SamplingParams) -> Turn:
-        answerable, left_out = self._fit(messages, params)
-        job = self.llm.start_turn(answerable, conversation=ID)
+        question, left_out = self._fit(messages, params)
+        job = self.llm.start_question(question, conversation=ID)
         return Turn(job, messages, left_out, left_out - self.left_out)
 
-    def _fit(self, messages: list[Message], params: SamplingParams) -> tuple[Answerable, int]:
+    def _fit(self, messages: list[Message], params: SamplingParams) -> tuple[Question, int]:
         """What can be answered, and how many of the oldest turns its prompt leaves out."""
         system, starts = messages[: _has_system(messages)], _starts(messages)
         newest = len(starts) - 1
-        made: dict[int, Answerable] = {}
+        made: dict[int, Question] = {}
 
         def length(left_out: int) -> int:
             if left_out not in made:
                 first = starts[left_out] if left_out else len(system)
-                (made[left_out],) = self.llm.turns([[*system, *messages[first:]]], params, {})
+                (made[left_out],) = self.llm.questions([[*system, *messages[first:]]], params, {})
             return len(made[left_out].prepared.tokens)
 
         def enough(tokens: int) -> int:
