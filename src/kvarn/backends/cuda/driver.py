@@ -8,6 +8,7 @@ Non-goals: what is computed; where binaries come from (store.py).
 """
 
 import ctypes
+import math
 import os
 import threading
 import weakref
@@ -28,6 +29,8 @@ Event = Any
 Graph = Any
 
 SMALL_SHARED = 48 << 10  # bytes of shared memory that a kernel may have without asking
+BLOCK_SHARED = 1 << 10  # bytes that the device takes for each program
+SPREAD = ("linear", "linear_packed")  # kernels whose programs are spread evenly
 
 
 class Device(Protocol):
@@ -107,6 +110,7 @@ class LoadedKernel:
         self.types: list[Any] = types + scratch
         self.pointers = ctypes.c_void_p * len(self.types)
         self.early = EARLY in kernel.constants
+        self.spread = kernel.name in SPREAD
 
 
 class Held:
@@ -134,8 +138,15 @@ class Driver:
         self.bind()
         self.name = self._call(api.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
         kinds = api.CUdevice_attribute
-        major = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)))
-        minor = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)))
+        major, minor, self._processors, self._shared = (
+            int(self._call(api.cuDeviceGetAttribute(kind, device)))
+            for kind in (
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                kinds.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )
+        )
         self.target = 10 * major + minor
         self.total_bytes = int(self._call(api.cuDeviceTotalMem(device)))
         self.version = version_text(int(self._call(api.cuDriverGetVersion())))
@@ -203,10 +214,11 @@ class Driver:
         for kernel, binary in binaries.items():
             module = self._call(self._api.cuModuleLoadData(binary.code))
             handle = self._call(self._api.cuModuleGetFunction(module, binary.function.encode()))
-            if binary.shared > SMALL_SHARED:
+            function = self._functions[kernel] = LoadedKernel(handle, kernel, binary)
+            most = max(function.shared, self._even(1)) if function.spread else function.shared
+            if most > SMALL_SHARED:
                 kind = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                self._call(self._api.cuFuncSetAttribute(handle, kind, binary.shared))
-            self._functions[kernel] = LoadedKernel(handle, kernel, binary)
+                self._call(self._api.cuFuncSetAttribute(handle, kind, most))
 
     def function(self, kernel: Kernel) -> LoadedKernel:
         return self._functions[kernel]
@@ -217,9 +229,17 @@ class Driver:
         config = self._launching()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.sharedMemBytes = function.threads, function.shared
+        if function.spread:
+            config.sharedMemBytes = max(function.shared, self._even(math.prod(grid)))
         config.hStream = getattr(self._thread, "stream", self._stream)
         config.numAttrs = int(function.early and self.target >= EARLIEST)
         self._call(self._api.cuLaunchKernelEx(config, function.handle, ctypes.addressof(pointers), 0))
+
+    def _even(self, programs: int) -> int:
+        """Shared memory with which programs cannot crowd on some processors while others have few: those that start
+        early find room on few. At least two fit on a processor, so that the next kernel can start early, too."""
+        on_each = max(-(-programs // self._processors), 2)
+        return (self._shared // on_each - BLOCK_SHARED) // 1024 * 1024
 
     def _launching(self) -> Any:
         """This thread's configuration of launches, in which a launch sets what is its own."""

@@ -1,7 +1,7 @@
 """Attention of single tokens: one split of one KV head of one token per program. `reduce` adds the splits.
 
 The query heads of a KV head are the rows of a program, BM of them. The results of a split are not
-divided yet: `partial` [tokens, splits, heads, dim], `peaks` and `masses` [tokens, splits, heads].
+divided yet: `partial` [tokens, heads, splits, BD], `ends` [tokens, heads, splits, 2] with peaks and masses.
 """
 
 import triton
@@ -37,8 +37,7 @@ def decode(
     scale,
     tokens,
     partial,
-    peaks,
-    masses,
+    ends,
     BD: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -58,10 +57,10 @@ def decode(
     mine = member < group
     pins, first = first_split(pos, window, pinned, SPLIT)
     split = tl.where(index < pins, index, first + index - pins)
-    result = (which * n_splits + index) * n_heads + head
+    result = (which * n_heads + head) * n_splits + index
     if split * SPLIT > pos:
-        tl.store(peaks + result, tl.full((BM,), float("-inf"), tl.float32), mask=mine)
-        tl.store(masses + result, tl.zeros((BM,), tl.float32), mask=mine)
+        tl.store(ends + 2 * result, tl.full((BM,), float("-inf"), tl.float32), mask=mine)
+        tl.store(ends + 2 * result + 1, tl.zeros((BM,), tl.float32), mask=mine)
     else:
         row = tl.load(rows + token).to(tl.int64)
         shift = tl.load(shifts + row)
@@ -86,6 +85,6 @@ def decode(
             s = tl.where(seen[None, :], s, float("-inf"))
             peak, mass, acc = add_tile(s, scale, values, peak, mass, acc)
         release(EARLY)
-        tl.store(peaks + result, peak, mask=mine)
-        tl.store(masses + result, tl.max(mass, 1), mask=mine)  # all columns are equal
-        tl.store(partial + result[:, None] * dim + d[None, :], acc, mask=mine[:, None] & (d < dim)[None, :])
+        tl.store(ends + 2 * result, peak, mask=mine)
+        tl.store(ends + 2 * result + 1, tl.max(mass, 1), mask=mine)  # all columns are equal
+        tl.store(partial + result[:, None] * BD + d[None, :], acc, mask=mine[:, None] & (d < dim)[None, :])

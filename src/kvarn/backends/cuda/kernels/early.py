@@ -30,3 +30,12 @@ def prefetch(lines, EARLY: tl.constexpr):
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
         )
+
+
+@triton.jit
+def fence(numbers, EARLY: tl.constexpr):
+    """All loads before this are under way before anything after it."""
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.cta; mov.u32 $0, 0;", "=r,l", [numbers], dtype=tl.int32, is_pure=False, pack=1
+        )
