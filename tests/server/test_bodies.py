@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 from support.serving import Served, serve, tiny_model
 
-from kvarn.server.parse import parse as parse_body
 from kvarn.server.bodies import LARGE, MOST_BYTES, Bodies, ByteBudget
+from kvarn.server.parse import parse as parse_body
 from kvarn.server.refusal import Refusal
 
 
