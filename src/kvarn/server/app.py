@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
 from kvarn.server.protocols.base import Reply, Setting
+from kvarn.server.protocols.responses.store import Responses
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_id import HEADER, Identified
@@ -43,12 +44,13 @@ READER_SECONDS = 60.0  # if a client does not read for this time, its request is
 
 class Planned(NamedTuple):
     """What is done for a call. `reader` makes the reader of an answer. `rule`: that all answers follow; it is not
-    compiled yet."""
+    compiled yet. `notes`: what the answer's `kvarn` says besides the explanation."""
 
     submissions: list[Submission]
     reader: Callable[[], Reader]
     ignored: list[Ignored]
     rule: Rule | None
+    notes: Mapping[str, Any] = {}
 
 
 class Service:
@@ -77,6 +79,7 @@ class Service:
         self._reader_seconds = reader_seconds
         self._bodies = Bodies(body_seconds)
         self._sites = sites or Sites()
+        self.responses = Responses()
         self._records = Records()
         self._prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
@@ -140,19 +143,32 @@ class Service:
         generation = Generation(
             self.worker,
             self.llm.tokenizer,
-            reply(Setting(self.name, self.llm.tokenizer.token_bytes, self._fingerprint), call),
+            reply(self._setting(submissions), call),
             call,
             caller,
             self._records,
             entry,
             planned.reader,
             planned.ignored,
+            planned.notes,
         )
         try:
             await generation.start(submissions)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
+
+    async def count_tokens(self, request: Request, parse: Callable[[bytes], Call]) -> int:
+        """Of the prompts of a request for text."""
+        compute = partial(self._planned, self.caller(request))
+        _, planned = await self._bodies.process(request, parse, compute, self._threads)
+        self._metrics.ignored(planned.ignored)
+        return sum(len(submission.prompt) for submission in planned.submissions)
+
+    def _setting(self, submissions: Sequence[Submission]) -> Setting:
+        prompts = [submission.prompt for submission in submissions]
+        token_bytes = self.llm.tokenizer.token_bytes
+        return Setting(self.name, token_bytes, self._fingerprint, prompts, submissions[0].params)
 
     def _threads(self, call: Call) -> Executor | None:
         """Those that may wait for templates; None: asyncio's."""
@@ -164,9 +180,9 @@ class Service:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
         if call.talk is not None:
-            chat, unused = self._prompts.chat(call, call.talk)
+            chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes)
         rule = None if call.structure is None else Rule(call.structure)
         echoed = self._prompts.echoed if call.echo else lambda prompt: ""
         prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)

@@ -62,6 +62,8 @@ class Call:
     cache_salt: str | None
     cache_priority: int
     given: dict[str, Any] = field(default_factory=dict)  # fields that the reply gives back
+    kept: bool = False  # the answer can be read again by its id
+    text_logprobs: bool = False  # log-probabilities only of what comes after the reasoning
 
     @property
     def chat(self) -> bool:

@@ -2,5 +2,6 @@
 
 from kvarn.server.protocols.base import Spoken
 from kvarn.server.protocols.openai import OPENAI
+from kvarn.server.protocols.responses import RESPONSES
 
-PROTOCOLS: tuple[Spoken, ...] = (OPENAI,)
+PROTOCOLS: tuple[Spoken, ...] = (OPENAI, RESPONSES)

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from kvarn.chats.answer import Reader
 from kvarn.dialect import Delta
 from kvarn.engine.explain import Explanation
+from kvarn.engine.params import SamplingParams
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.faults import ErrorForm
 from kvarn.server.parse import Call
@@ -61,11 +62,13 @@ class End(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What replies know about the server."""
+    """What replies know about the server and the request."""
 
     model: str
     token_bytes: Callable[[int], bytes]
     fingerprint: str | None = None  # changes if the bits of answers may change
+    prompts: Sequence[Sequence[int]] = ()
+    params: SamplingParams = SamplingParams()
 
 
 class Reply(Protocol):
