@@ -40,6 +40,12 @@ class Client(NamedTuple):
 
 CLIENTS = [
     Client("openai", "openai_sdk"),
+    Client("openai (Responses API)", "openai_responses"),
+    Client(
+        "openai (types)",
+        "openai_types",
+        note="every answer and every event, validated strictly; the types are generated from OpenAI's OpenAPI document",
+    ),
     Client("langchain-openai", "langchain_sdk"),
     Client("llm (command line)", "llm_cli"),
     Client("litellm", "litellm_sdk", "litellm"),

@@ -153,7 +153,7 @@ class ResponseReply:
         asked = self._asked
         stored = Stored(
             self._owner,
-            json.dumps(response),
+            compact(response),
             asked.head,
             json.dumps([*asked.conversation, message]),
             json.dumps([listed(item) for item in asked.items]),
