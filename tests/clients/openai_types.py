@@ -29,6 +29,7 @@ EXTENSIONS = {
     "bytes",  # of a token; for whole answers the types have it, for events not
     "reasoning_content",  # as in DeepSeek's API
     "max_model_len",  # as in vLLM's
+    "models",  # for Codex
     *("store", "presence_penalty", "frequency_penalty"),  # of the Open Responses specification
 }
 CHATS: dict[str, dict[str, Any]] = {

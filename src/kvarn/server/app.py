@@ -243,7 +243,8 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self.caller(request)
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        # Codex reads `models`: its own facts about models, of which there are none.
+        return JSONResponse({"object": "list", "data": [self._model()], "models": []})
 
     async def model(self, request: Request) -> Response:
         self.caller(request)
