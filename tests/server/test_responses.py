@@ -17,6 +17,7 @@ from support.scripted import (
     serving,
 )
 
+from kvarn.server.access import Access
 from kvarn.server.protocols.responses.fields import FIELDS
 
 MESSAGE_EVENTS = ("output_item.added", "content_part.added", "output_text.delta")
@@ -33,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     model = scripted_model(tmp_path_factory.mktemp("model") / "tiny.gguf", HERMES, HERMES_CONTROL)
-    with serving(scripted_llm(model, TEXTS), keys=["alice", "bob"]) as client:
+    with serving(scripted_llm(model, TEXTS), Access(["alice", "bob"])) as client:
         yield client
 
 

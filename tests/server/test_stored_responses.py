@@ -18,6 +18,7 @@ from support.scripted import (
     serving,
 )
 
+from kvarn.server.access import Access
 from kvarn.server.protocols.responses.store import Responses, Stored
 
 
@@ -31,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     model = scripted_model(tmp_path_factory.mktemp("model") / "tiny.gguf", HERMES, HERMES_CONTROL)
-    with serving(scripted_llm(model, TEXTS), keys=["alice", "bob"]) as client:
+    with serving(scripted_llm(model, TEXTS), Access(["alice", "bob"])) as client:
         yield client
 
 
@@ -39,50 +40,50 @@ def test_a_stored_response_can_be_read_and_deleted(keyed: Client) -> None:
     items = [{"role": "user", "content": f"line {i}"} for i in range(3)] + [{"role": "user", "content": "play text"}]
     made = keyed.ask(PATH, key="alice", input=items, temperature=0).json
     where = f"{PATH}/{made['id']}"
-    assert keyed.read(where, key="alice").json == made
-    listed = keyed.read(f"{where}/input_items", key="alice").json
+    assert keyed.get(where, key="alice").json == made
+    listed = keyed.get(f"{where}/input_items", key="alice").json
     texts = [item["content"][0]["text"] for item in listed["data"]]
     assert (texts, listed["has_more"]) == (["play text", "line 2", "line 1", "line 0"], False)
-    page = keyed.read(f"{where}/input_items?order=asc&limit=2", key="alice").json
+    page = keyed.get(f"{where}/input_items?order=asc&limit=2", key="alice").json
     assert (page["has_more"], page["first_id"], page["last_id"]) == (True, *(item["id"] for item in page["data"]))
-    rest = keyed.read(f"{where}/input_items?order=asc&after={page['last_id']}", key="alice").json
+    rest = keyed.get(f"{where}/input_items?order=asc&after={page['last_id']}", key="alice").json
     assert [item["content"][0]["text"] for item in rest["data"]] == ["line 2", "play text"]
     for query in ("limit=0", "limit=x", "order=up", "after=x"):
-        assert keyed.read(f"{where}/input_items?{query}", key="alice").status == 400
-    assert keyed.read(f"{where}?stream=true", key="alice").status == 400
-    deleted = keyed.read(where, key="alice", method="DELETE").json
+        assert keyed.get(f"{where}/input_items?{query}", key="alice").status == 400
+    assert keyed.get(f"{where}?stream=true", key="alice").status == 400
+    deleted = keyed.delete(where, key="alice").json
     assert deleted == {"id": made["id"], "object": "response", "deleted": True}
-    assert keyed.read(where, key="alice").status == 404
-    assert keyed.read(where, key="alice", method="DELETE").status == 404
+    assert keyed.get(where, key="alice").status == 404
+    assert keyed.delete(where, key="alice").status == 404
 
 
 def test_a_stored_response_belongs_to_its_key(keyed: Client) -> None:
     made = keyed.ask(PATH, key="alice", input="play text", temperature=0).json
     where = f"{PATH}/{made['id']}"
     for path in (where, f"{where}/input_items", f"/kvarn/requests/{made['id']}"):
-        assert keyed.read(path, key="bob").status == 404
-        assert keyed.read(path, key="alice").status == 200
-        assert keyed.read(path).status == 401
-    assert keyed.read(where, key="bob", method="DELETE").status == 404
+        assert keyed.get(path, key="bob").status == 404
+        assert keyed.get(path, key="alice").status == 200
+        assert keyed.get(path).status == 401
+    assert keyed.delete(where, key="bob").status == 404
     stolen = keyed.ask(PATH, key="bob", input="play text", previous_response_id=made["id"])
     assert (stolen.status, stolen.json["error"]["code"]) == (404, "previous_response_not_found")
-    assert "sunny" not in json.dumps(keyed.read("/kvarn/requests", key="bob").json)
+    assert "sunny" not in json.dumps(keyed.get("/kvarn/requests", key="bob").json)
 
 
 def test_without_keys_records_do_not_show_the_id_that_reads_a_response(client: Client) -> None:
     made = client.ask(PATH, input="play text", temperature=0).json
-    assert made["id"] not in json.dumps(client.read("/kvarn/requests").json)
-    assert client.read(f"/kvarn/requests/{made['id']}").json["id"] == f"{made['id'][:12]}..."
+    assert made["id"] not in json.dumps(client.get("/kvarn/requests").json)
+    assert client.get(f"/kvarn/requests/{made['id']}").json["id"] == f"{made['id'][:12]}..."
 
 
 def test_not_stored(client: Client) -> None:
     made = client.ask(PATH, input="play text", temperature=0, store=False).json
     assert made["store"] is False
-    assert client.read(f"{PATH}/{made['id']}").status == 404
+    assert client.get(f"{PATH}/{made['id']}").status == 404
     assert client.ask(PATH, input="play text", previous_response_id=made["id"]).status == 404
     left = client.ask(PATH, leave_at=4, input="play text", temperature=0, stream=True)
     begun = json.loads(left.body.decode().split("data: ")[1].split("\n")[0])
-    assert client.read(f"{PATH}/{begun['response']['id']}").status == 404
+    assert client.get(f"{PATH}/{begun['response']['id']}").status == 404
 
 
 def follow(client: Client, first: dict, given: object, **fields: Any) -> dict:

@@ -130,8 +130,7 @@ class Service:
     ) -> Response:
         """The answer to a request for text, in any protocol."""
         caller, entry = self.caller(request), entry_of(request.scope)
-        compute = partial(self._planned, caller)
-        call, planned = await self._bodies.process(request, parse, compute, self._threads)
+        call, planned = await self.plan(request, parse, caller)
         constrain = await self._structures.constrain(planned.rule, call.structure_field or "tools")
         submissions = [submission._replace(constrain=constrain) for submission in planned.submissions]
         self._metrics.ignored(planned.ignored)
@@ -158,12 +157,9 @@ class Service:
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
 
-    async def count_tokens(self, request: Request, parse: Callable[[bytes], Call]) -> int:
-        """Of the prompts of a request for text."""
-        compute = partial(self._planned, self.caller(request))
-        _, planned = await self._bodies.process(request, parse, compute, self._threads)
-        self._metrics.ignored(planned.ignored)
-        return sum(len(submission.prompt) for submission in planned.submissions)
+    async def plan(self, request: Request, parse: Callable[[bytes], Call], caller: Caller) -> tuple[Call, Planned]:
+        """A request for text that is checked and tokenized, and not started."""
+        return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
     def _setting(self, submissions: Sequence[Submission]) -> Setting:
         prompts = [submission.prompt for submission in submissions]

@@ -27,8 +27,10 @@ async def create(service: "Service", request: Request) -> Response:
 
 
 async def count(service: "Service", request: Request) -> Response:
-    owner = service.caller(request).owner
-    n = await service.count_tokens(request, partial(response_call, stored=service.responses, owner=owner))
+    caller = service.caller(request)
+    parse = partial(response_call, stored=service.responses, owner=caller.owner)
+    _, planned = await service.plan(request, parse, caller)
+    n = sum(len(submission.prompt) for submission in planned.submissions)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
