@@ -1,8 +1,9 @@
-"""OpenAI's Responses API: answers, events and stored responses, from a model that writes given texts."""
+"""OpenAI's Responses API: answers and events, from a model that writes given texts."""
 
 import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from support.scripted import (
     serving,
 )
 
-from kvarn.server.access import Access
 from kvarn.server.protocols.responses.fields import FIELDS
 
 MESSAGE_EVENTS = ("output_item.added", "content_part.added", "output_text.delta")
@@ -28,13 +28,6 @@ MESSAGE_END = ("output_text.done", "content_part.done", "output_item.done")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     model = scripted_model(tmp_path_factory.mktemp("model") / "tiny.gguf", HERMES, HERMES_CONTROL)
     with serving(scripted_llm(model, TEXTS)) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    model = scripted_model(tmp_path_factory.mktemp("model") / "tiny.gguf", HERMES, HERMES_CONTROL)
-    with serving(scripted_llm(model, TEXTS), Access(["alice", "bob"])) as client:
         yield client
 
 
@@ -307,3 +300,27 @@ def test_hostile_values_are_answered_or_refused_in_one_line(client: Client) -> N
         if reply.status != 200:
             assert len(reply.error) < 300, fields
             assert "\n" not in reply.error
+
+
+def test_a_stream_that_fails_ends_with_the_failure(tmp_path: Path) -> None:
+    llm = scripted_llm(scripted_model(tmp_path / "tiny.gguf", HERMES, HERMES_CONTROL), TEXTS)
+    with serving(llm) as client:
+        works, steps = llm.program.run, count()
+
+        def run(*arguments: Any) -> Any:
+            if next(steps) > 3:
+                raise MemoryError("no room")
+            return works(*arguments)
+
+        llm.program.run = run
+        events = events_of(client.ask(PATH, input="play text", temperature=0, stream=True))
+        assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+        assert events[-1]["type"] == "response.failed"
+        failed = events[-1]["response"]
+        assert (failed["status"], failed["error"]["code"], failed["output"]) == ("failed", "server_error", [])
+        assert "internal error of the server" in failed["error"]["message"]
+        assert client.get(f"{PATH}/{failed['id']}").status == 404
+        whole = client.ask(PATH, input="play text", temperature=0)
+        assert (whole.status, whole.json["error"]["type"]) == (500, "server_error")
+        llm.program.run = works
+        assert client.ask(PATH, input="play text", temperature=0).status == 200

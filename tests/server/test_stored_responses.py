@@ -95,7 +95,7 @@ def follow(client: Client, first: dict, given: object, **fields: Any) -> dict:
 @pytest.mark.parametrize("name", ["text", "think", "said", "two", "thinkcall", "broken", "empty"])
 @pytest.mark.parametrize("limit", [None, 9])
 def test_a_response_continues_the_very_tokens_of_the_one_before(client: Client, name: str, limit: int | None) -> None:
-    """All tokens are reused, also where the template would drop the reasoning or the text would be tokenized again."""
+    """All tokens are reused, whatever the answer was and however it ended."""
     fields = {"tools": [WEATHER], "instructions": "Be kind.", "cache_salt": f"{name}{limit}"}
     asked = {"input": f"play {name}", "temperature": 0, "max_output_tokens": limit}
     first = client.ask(PATH, **asked, **fields).json
@@ -112,6 +112,20 @@ def test_a_response_continues_the_very_tokens_of_the_one_before(client: Client, 
     known = used["total_tokens"] - 1  # the last token of an answer is not computed
     assert second["usage"]["input_tokens_details"]["cached_tokens"] == known
     assert text_of(second["output"][-1]) == "It is sunny."
+
+
+def test_reasoning_that_the_template_drops_is_still_reused(tmp_path) -> None:
+    """Chats lose what comes after it: the template renders the earlier turn in another way."""
+    dropping = HERMES.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}")
+    assert dropping != HERMES
+    with serving(scripted_llm(scripted_model(tmp_path / "tiny.gguf", dropping, HERMES_CONTROL), TEXTS)) as client:
+        first = client.ask(PATH, input="play think", temperature=0).json
+        second = client.ask(PATH, input="play text", temperature=0, previous_response_id=first["id"]).json
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] == first["usage"]["total_tokens"] - 1
+        message = {"role": "assistant", "content": "Sunny.", "reasoning_content": "The user asks."}
+        asked = [{"role": "user", "content": "play think"}, message, {"role": "user", "content": "play text"}]
+        chat = client.ask(messages=asked, temperature=0).json
+        assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] <= first["usage"]["input_tokens"]
 
 
 def test_a_continuation_has_the_tokens_of_the_whole_conversation(client: Client) -> None:
