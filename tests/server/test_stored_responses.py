@@ -81,7 +81,7 @@ def test_not_stored(client: Client) -> None:
     assert made["store"] is False
     assert client.get(f"{PATH}/{made['id']}").status == 404
     assert client.ask(PATH, input="play text", previous_response_id=made["id"]).status == 404
-    left = client.ask(PATH, leave_at=4, input="play text", temperature=0, stream=True)
+    left = client.ask(PATH, leave_at=3, input="play long", temperature=0, stream=True)
     begun = json.loads(left.body.decode().split("data: ")[1].split("\n")[0])
     assert client.get(f"{PATH}/{begun['response']['id']}").status == 404
 

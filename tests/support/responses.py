@@ -14,6 +14,7 @@ CALL = f'<tool_call>\n{{"name": "weather", "arguments": {OSLO}}}\n</tool_call>'
 TEXTS = {
     "text": "It is sunny.",
     "empty": "",
+    "long": "x" * 1500,
     "call": CALL,
     "said": "I look it up.\n\n" + CALL,
     "two": CALL + "\n" + CALL,
