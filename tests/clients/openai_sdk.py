@@ -234,7 +234,6 @@ ROWS = [
     refused("audio", lambda a: chat(a, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})),
     refused("suffix", lambda a: text(a, suffix="end")),
     refused("best_of", lambda a: text(a, best_of=2)),
-    refused("responses", lambda a: client(a).responses.create(model=MODEL, input="Hi")),
     refused("embeddings", lambda a: client(a).embeddings.create(model=MODEL, input="Hi")),
     refused("moderations", lambda a: client(a).moderations.create(input="Hi")),
     refused("files", lambda a: client(a).files.list()),

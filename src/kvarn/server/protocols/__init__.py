@@ -1,0 +1,7 @@
+"""The protocols that the server speaks. Each is a package here and a line of the table."""
+
+from kvarn.server.protocols.base import Spoken
+from kvarn.server.protocols.openai import OPENAI
+from kvarn.server.protocols.responses import RESPONSES
+
+PROTOCOLS: tuple[Spoken, ...] = (OPENAI, RESPONSES)
