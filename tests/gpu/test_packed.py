@@ -88,7 +88,7 @@ def test_products(driver, random, type_name: str, n_columns: int, n: int) -> Non
 
 
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize(("n_columns", "width", "splits"), [(70, 2304, 2), (40, 4608, 4)])
+@pytest.mark.parametrize(("n_columns", "width", "splits"), [(70, 1280, 2), (40, 2304, 4)])
 def test_splits_of_the_depth(driver, random, type_name: str, n_columns: int, width: int, splits: int) -> None:
     """A program per split, in any order, and one program for all of them give the same bits."""
     board, n = Board(driver), specs.SHARED_ROWS + 1
@@ -202,7 +202,7 @@ def test_matrices_one_after_another(driver, random, monkeypatch: pytest.MonkeyPa
 def test_the_self_test(driver, random, planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its products are finite, and it sees one bit in one tile."""
     matrix = selftest._packed(driver, planes, selftest.DEPTHS[-1], random)
-    assert matrix.splits == 2
+    assert matrix.splits == 4
     results = []
     download = driver.download
     monkeypatch.setattr(driver, "download", lambda address, out: (download(address, out), results.append(out)))
