@@ -60,7 +60,8 @@ MISTRAL = """\
 MISTRAL_CONTROL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[OTHER]")
 PLAY = re.compile(r"play (\w+)")
 SCRIPT, CLOSERS = 20.0, '"}]{'  # the score of the next token of the text; what is preferred if it is forbidden
-Texts = Mapping[str, str | Sequence[str]]  # by name: a text, or one for each sample
+Texts = Mapping[str, str | Sequence[str]]  # by name: a text, or one for each sample. No token goes over a CUT
+CUT = "\0"
 
 
 def scripted_model(path: Path, template: str, control: Sequence[str] = (), context: int = 2048) -> Path:
@@ -83,7 +84,10 @@ def play(llm: LLM, texts: Texts) -> None:
     """From now on the model writes these texts."""
     tokenizer, engine = llm.tokenizer, llm.engine
     encoded = {
-        name: [tokenizer.encode(each, bos=False, special=True) for each in ([text] if isinstance(text, str) else text)]
+        name: [
+            [id for piece in each.split(CUT) for id in tokenizer.encode(piece, bos=False, special=True)]
+            for each in ([text] if isinstance(text, str) else text)
+        ]
         for name, text in texts.items()
     }
     closers = {id: len(CLOSERS) - CLOSERS.index(c) for c in CLOSERS for id in tokenizer.encode(c, bos=False)}
@@ -123,9 +127,12 @@ class Client:
     async def _start(self) -> None:
         self.service.start(self._loop)
 
-    def ask(self, path: str = CHAT, leave_at: int | None = None, **body: Any) -> Reply:
+    def ask(self, path: str = CHAT, leave_at: int | None = None, key: str = "", **body: Any) -> Reply:
         """`leave_at`: the client disconnects when it has got so many messages."""
-        return self._loop.run_until_complete(self._ask(path, json.dumps(body).encode(), leave_at))
+        return self._loop.run_until_complete(self._ask(path, json.dumps(body).encode(), leave_at, key))
+
+    def get(self, path: str, key: str = "") -> Reply:
+        return self._loop.run_until_complete(self._ask(path, b"", None, key, "GET"))
 
     def together(self, calls: Sequence[dict]) -> list[Reply]:
         async def all_of() -> list[Reply]:
@@ -141,7 +148,7 @@ class Client:
     def metrics(self) -> str:
         return self.service._metrics.page()[0].decode()
 
-    async def _ask(self, path: str, body: bytes, leave_at: int | None) -> Reply:
+    async def _ask(self, path: str, body: bytes, leave_at: int | None, key: str = "", method: str = "POST") -> Reply:
         sent: list[dict] = []
         given = [{"type": "http.request", "body": body, "more_body": False}]
         left = asyncio.Event()
@@ -157,7 +164,7 @@ class Client:
             if leave_at is not None and len(sent) >= leave_at:
                 left.set()
 
-        await self._app(scope_of(path), receive, send)
+        await self._app(scope_of(path, key, method), receive, send)
         head = next((m for m in sent if m["type"] == "http.response.start"), {"status": 0, "headers": []})
         headers = {name.decode().lower(): value.decode() for name, value in head["headers"]}
         return Reply(head["status"], headers, b"".join(message.get("body", b"") for message in sent))
@@ -179,10 +186,10 @@ class Client:
 
 
 @contextmanager
-def serving(llm: LLM) -> Iterator[Client]:
+def serving(llm: LLM, access: Access | None = None) -> Iterator[Client]:
     """All requests must have been freed at the end."""
     metrics = Metrics(llm.engine, "tiny")
-    client = Client(Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics)))
+    client = Client(Service(llm, "tiny", access or Access([]), metrics, Worker(llm, metrics)))
     try:
         yield client
         client.until(lambda: not llm.engine.busy)
@@ -193,15 +200,15 @@ def serving(llm: LLM) -> Iterator[Client]:
         llm.close()
 
 
-def scope_of(path: str) -> dict:
+def scope_of(path: str, key: str = "", method: str = "POST") -> dict:
     return {
         "type": "http",
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [(b"host", b"localhost")],
+        "headers": [(b"host", b"localhost"), *([(b"x-api-key", key.encode())] if key else [])],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
         "scheme": "http",

@@ -59,21 +59,22 @@ def same_text(
     """Our tokens and theirs that spell the same text, if both go on with the same text after it, as far as it is
     known. Each token comes with its bytes."""
     ours, theirs = [each for each in ours if each[1]], [each for each in theirs if each[1]]
-    n, m, ahead = 0, 0, 0  # tokens taken; bytes that ours are ahead
-    text, other = b"".join(raw for _, raw in ours), b"".join(raw for _, raw in theirs)
-    while n < len(ours) and m < len(theirs):
-        if ahead <= 0:
+    text, other = (b"".join(raw for _, raw in tokens) for tokens in (ours, theirs))
+    n = m = ahead = 0  # tokens taken; bytes that ours are ahead
+    while not n or ahead:
+        if ahead <= 0 and n < len(ours):
             ahead += len(ours[n][1])
             n += 1
-        else:
+        elif ahead > 0 and m < len(theirs):
             ahead -= len(theirs[m][1])
             m += 1
-        if ahead == 0 and n and m:
+        else:
             break
-    n_ours, n_theirs = (sum(len(raw) for _, raw in taken) for taken in (ours[:n], theirs[:m]))
-    ended = m == len(theirs) and n_theirs <= n_ours  # all that is known of the earlier text is in ours
-    if not (ahead == 0 or ended) or text[:n_theirs] != other[:n_theirs]:
+    length = sum(len(raw) for _, raw in theirs[:m])
+    if not m or ahead < 0 or text[:length] != other[:length]:
         return None
-    if ahead == 0 and n < len(ours) and m < len(theirs) and ours[n][0] != theirs[m][0]:
+    if ahead and m < len(theirs):  # not all of theirs is in ours
+        return None
+    if not ahead and n < len(ours) and m < len(theirs) and ours[n][0] != theirs[m][0]:
         return None
     return tuple(id for id, _ in ours[:n]), tuple(id for id, _ in theirs[:m])

@@ -20,12 +20,14 @@ from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation
+from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault
 from kvarn.server.fingerprint import fingerprint_of
 from kvarn.server.ignored import Ignored
 from kvarn.server.metrics import Metrics
 from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
+from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
@@ -49,6 +51,7 @@ class Planned(NamedTuple):
     reader: Callable[[], Reader]
     ignored: list[Ignored]
     rule: Rule | None
+    outline: Outline | None = None  # of a chat
 
 
 class Service:
@@ -139,14 +142,12 @@ class Service:
             entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
         generation = Generation(
             self.worker,
-            self.llm.tokenizer,
             reply(Setting(self.name, self.llm.tokenizer.token_bytes, self._fingerprint), call),
             call,
-            caller,
-            self._records,
             entry,
             planned.reader,
             planned.ignored,
+            Explaining(self._records, caller, self._prompts, call.talk, planned.outline),
         )
         try:
             await generation.start(submissions)
@@ -166,7 +167,7 @@ class Service:
         if call.talk is not None:
             chat, unused = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, outline_of(call.talk))
         rule = None if call.structure is None else Rule(call.structure)
         echoed = self._prompts.echoed if call.echo else lambda prompt: ""
         prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)

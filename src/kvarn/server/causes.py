@@ -6,7 +6,6 @@ remembered changes an answer: it only explains.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import Any
 
 from kvarn.cache.adoption import Reason
@@ -32,16 +31,20 @@ class Asked:
 
     tokens: Sequence[int]
     talk: Talk | None
-    variables: Mapping[str, Any]
     same_turns: int = 0
     same_tools: bool = True
     quotes: bool = True
 
 
 class Causes:
-    def __init__(self, tokenizer: Tokenizer, chats: Callable[[], Chats]) -> None:
+    """`chats`: those of the model. `variables`: of the template, for a chat."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, chats: Callable[[], Chats], variables: Callable[[Talk], Mapping[str, Any]]
+    ) -> None:
         self._tokenizer = tokenizer
         self._chats = chats
+        self._variables = variables
 
     def find(self, e: Explanation, asked: Asked) -> Explanation:
         """The explanation with its difference."""
@@ -50,7 +53,7 @@ class Causes:
         assert e.limit is not None
         ours, theirs = (self._spelled(tokens) for tokens in (e.ours, e.limit.onward))
         tokens = same_text(ours, theirs)
-        parts = None if asked.talk is None else self._parts(asked, asked.talk)
+        parts = None if asked.talk is None else self._parts(asked.talk)
         text = self._text(asked.tokens) if parts is None else parts.text
         at = self._character(text, asked.tokens[e.limit.at :])
         found = Difference(Cause.SAME_TEXT, tokens=tokens) if tokens is not None else Difference()
@@ -63,14 +66,14 @@ class Causes:
             found = self._of_chat(at, onward, parts, asked, asked.talk)
         return replace(e, difference=found)
 
-    def _parts(self, asked: Asked, talk: Talk) -> Parts | None:
-        chats = self._chats()
-        prompt, stand_ins = chats.prompt(talk.messages, talk.tools, asked.variables)
-        return parts_of(chats, talk.messages, talk.tools, asked.variables, restored(prompt, stand_ins))
+    def _parts(self, talk: Talk) -> Parts | None:
+        chats, variables = self._chats(), self._variables(talk)
+        prompt, stand_ins = chats.prompt(talk.messages, talk.tools, variables)
+        return parts_of(chats, talk.messages, talk.tools, variables, restored(prompt, stand_ins))
 
     def _of_chat(self, at: int, onward: str, parts: Parts, asked: Asked, talk: Talk) -> Difference:
         """`at`: where the tokens part. `onward`: the earlier text from there."""
-        common = len(commonprefix([parts.text[at : at + len(onward)], onward]))
+        common = next((n for n, (a, b) in enumerate(zip(parts.text[at:], onward, strict=False)) if a != b), len(onward))
         rest = onward[common:]
         at += common
         part = parts.at(at)

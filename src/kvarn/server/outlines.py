@@ -5,6 +5,7 @@ Reasoning is not covered: clients and templates drop it.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -24,12 +25,12 @@ class Outline(NamedTuple):
     turns: bytes  # the hashes of the turns; after the answer its own is the last
     n_tokens: int = 0  # of the prompt, and of its answer
 
-    def answered(self, answer: Reader, n_tokens: int) -> "Outline":
+    def answered(self, answer: Reader) -> "Outline":
         """With the answer as the last turn."""
         message = {"role": "assistant", "content": answer.content}
         calls = [call.as_field() for call in answer.calls]
         turns = self.turns + _turn(self.turns[-SIZE:], message | ({"tool_calls": calls} if calls else {}))
-        return self._replace(turns=turns[: MOST * SIZE], n_tokens=n_tokens)
+        return self._replace(turns=turns[: MOST * SIZE])
 
     def same_turns(self, other: "Outline") -> int:
         """How many turns from the first are the same."""
@@ -71,5 +72,5 @@ def _hash(value: Any) -> bytes:
     try:
         text = json.dumps(value, sort_keys=True)
     except (RecursionError, ValueError):
-        text = repr(type(value))  # nested too deeply: the chat is refused elsewhere
+        return os.urandom(SIZE)  # nested too deeply: like no other
     return blake2b(text.encode(), digest_size=SIZE).digest()

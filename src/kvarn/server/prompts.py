@@ -11,6 +11,7 @@ from typing import Any
 
 from kvarn.chats.chats import Chats, Prepared
 from kvarn.llm import LLM
+from kvarn.server.causes import Causes
 from kvarn.server.ignored import Ignored, is_no_op, of_constraint, of_variables
 from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
@@ -31,6 +32,7 @@ class Prompts:
         self._tokenizer = tokenizer = llm.tokenizer
         self._llm = llm
         self._template = TemplateProcess(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
+        self.causes = Causes(tokenizer, lambda: self._chats, lambda talk: self._variables(talk)[0])
 
     def start(self) -> None:
         """Start the process for templates, so that the first conversation need not wait for it."""
@@ -96,6 +98,10 @@ class Prompts:
 
     def text(self, tokens: Sequence[int]) -> str:
         self._check_ids(tokens, "tokens")
+        return self._tokenizer.decode(tokens, special=True)
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """For explanations. Control tokens are shown."""
         return self._tokenizer.decode(tokens, special=True)
 
     def echoed(self, prompt: Prompt) -> str:

@@ -1,0 +1,70 @@
+"""Makes the explanation of one request for text: it finds the causes, and stores what the caller's key may see."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvarn.chats.answer import Reader
+from kvarn.engine.explain import Explanation, to_json, without_texts
+from kvarn.server.access import Caller
+from kvarn.server.causes import Asked, differs
+from kvarn.server.outlines import Outline
+from kvarn.server.prompts import Prompts
+from kvarn.server.records import Records
+from kvarn.server.talk import Talk
+
+log = logging.getLogger("kvarn")
+SECONDS = 2.0  # an answer does not wait longer for the cause of its miss
+Explained = tuple[Explanation, Sequence[int]]  # of a prompt, with its tokens
+
+
+class Explaining:
+    """`outline`: of a chat."""
+
+    def __init__(
+        self, records: Records, caller: Caller, prompts: Prompts, talk: Talk | None, outline: Outline | None
+    ) -> None:
+        self._records = records
+        self._caller = caller
+        self._prompts = prompts
+        self._talk = talk
+        self._outline = outline
+
+    async def explain(
+        self, head: dict[str, Any], prompts: Sequence[Explained], answer: Reader | None, n_tokens: int
+    ) -> dict[str, Any]:
+        """The object for the answer. What is stored may have less text. `head`: ids and names. `n_tokens`: of the
+        answer."""
+        found = [await self._with_cause(e, tokens) for e, tokens in prompts]
+        each = [to_json(self._quotable(e), self._prompts.spell) for e in found]
+        kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
+        told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
+        outline = self._outline
+        if outline is not None:
+            outline = outline if answer is None else outline.answered(answer)
+            outline = outline._replace(n_tokens=sum(e.prompt for e in found) + n_tokens)
+        self._records.add(head["id"], self._caller.owner, stored, head["request_id"], outline)
+        return told
+
+    async def _with_cause(self, e: Explanation, tokens: Sequence[int]) -> Explanation:
+        """Only a prompt that differs from an earlier text costs anything, and only a thread that no answer needs."""
+        if not differs(e):
+            return e
+        same, earlier = (0, None) if self._outline is None else self._records.nearest(self._outline, self._caller.owner)
+        same_tools = self._outline is None or earlier is None or earlier.tools == self._outline.tools
+        asked = Asked(tokens, self._talk, same, same_tools, self._caller.quotes)
+        try:
+            async with asyncio.timeout(SECONDS):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._prompts.threads, self._prompts.causes.find, e, asked)
+        except Exception as error:  # noqa: BLE001 (the answer is right without it)
+            log.warning("the cause of a cache miss was not found: %s: %s", type(error).__name__, error)
+            return e
+
+    def _quotable(self, e: Explanation) -> Explanation:
+        """Without the tokens of the earlier text, if the caller may not see them."""
+        if self._caller.quotes or e.limit is None:
+            return e
+        return replace(e, limit=e.limit._replace(theirs=None, onward=()))
