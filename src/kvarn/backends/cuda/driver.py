@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda.probe import version_text
-from kvarn.backends.cuda.specs import Kernel
+from kvarn.backends.cuda.specs import EARLIEST, EARLY, Kernel
 from kvarn.backends.cuda.store import Binary
 from kvarn.errors import KvarnError, OutOfMemory
 
@@ -106,6 +106,7 @@ class LoadedKernel:
         scratch = [ctypes.c_void_p] * 2  # two pointers that Triton adds, and that our kernels do not use
         self.types: list[Any] = types + scratch
         self.pointers = ctypes.c_void_p * len(self.types)
+        self.early = EARLY in kernel.constants
 
 
 class Held:
@@ -139,7 +140,7 @@ class Driver:
         self.total_bytes = int(self._call(api.cuDeviceTotalMem(device)))
         self.version = version_text(int(self._call(api.cuDriverGetVersion())))
         self._stream = self._call(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self._capturing = threading.local()  # `stream`: where this thread captures launches
+        self._thread = threading.local()  # `config` of its launches; `stream`: where it captures them
         self._functions: dict[Kernel, LoadedKernel] = {}
 
     def bind(self) -> None:
@@ -213,19 +214,25 @@ class Driver:
     def launch(self, function: LoadedKernel, grid: Grid, args: Sequence[int | float]) -> None:
         values: list[Any] = [kind(arg) for kind, arg in zip(function.types, (*args, 0, 0), strict=True)]
         pointers = function.pointers(*map(ctypes.addressof, values))
-        self._call(
-            self._api.cuLaunchKernel(
-                function.handle,
-                *grid,
-                function.threads,
-                1,
-                1,
-                function.shared,
-                getattr(self._capturing, "stream", self._stream),
-                ctypes.addressof(pointers),
-                0,
-            )
-        )
+        config = self._launching()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.sharedMemBytes = function.threads, function.shared
+        config.hStream = getattr(self._thread, "stream", self._stream)
+        config.numAttrs = int(function.early and self.target >= EARLIEST)
+        self._call(self._api.cuLaunchKernelEx(config, function.handle, ctypes.addressof(pointers), 0))
+
+    def _launching(self) -> Any:
+        """This thread's configuration of launches, in which a launch sets what is its own."""
+        config = getattr(self._thread, "config", None)
+        if config is None:
+            api = self._api
+            early = api.CUlaunchAttribute()
+            early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            config = self._thread.config = api.CUlaunchConfig()
+            config.blockDimY = config.blockDimZ = 1
+            config.attrs = [early]
+        return config
 
     # -- the stream ----------------------------------------------------------------------------------------------
 
@@ -252,14 +259,14 @@ class Driver:
         try:
             # Relaxed: meanwhile Python may collect an object whose memory is given back.
             self._call(api.cuStreamBeginCapture(stream, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-            self._capturing.stream = stream
+            self._thread.stream = stream
             try:
                 launches()
             except BaseException:
                 api.cuStreamEndCapture(stream)  # what was captured is not used
                 raise
             finally:
-                del self._capturing.stream
+                del self._thread.stream
             graph = self._call(api.cuStreamEndCapture(stream))
         finally:
             api.cuStreamDestroy(stream)

@@ -100,7 +100,8 @@ class CudaMemory:
             *group.strides,
             *(int(norms[0] != 0), int(norms[1] != 0), eps),
         )
-        grid = (frame.n_tokens, heads[0] + 2 * heads[1], 1)
+        q_programs, kv_programs = (ceil_div(n, specs.ROTATED_HEADS) for n in heads)
+        grid = (frame.n_tokens, q_programs + 2 * kv_programs, 1)
         self.driver.launch(self.driver.function(specs.rotate(self.codec)), grid, args)
 
     def prefill(self, layer: int, frame: Frame, q: int, out: Rows, scale: float) -> None:

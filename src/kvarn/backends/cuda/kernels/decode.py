@@ -7,7 +7,8 @@ divided yet: `partial` [tokens, splits, heads, dim], `peaks` and `masses` [token
 import triton
 import triton.language as tl
 
-from kvarn.backends.cuda.kernels.attention import add_tile, first_split, load_tile, seen_by
+from kvarn.backends.cuda.kernels.attention import add_tile, first_split, load_tile, seen_by, with_sign
+from kvarn.backends.cuda.kernels.early import release, wait
 
 
 @triton.jit
@@ -42,7 +43,9 @@ def decode(
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     BM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     index = tl.program_id(0)
     parts = (group + BM - 1) // BM
     stored_head = tl.program_id(1) // parts
@@ -58,6 +61,7 @@ def decode(
     result = (which * n_splits + index) * n_heads + head
     if split * SPLIT > pos:
         tl.store(peaks + result, tl.full((BM,), float("-inf"), tl.float32), mask=mine)
+        tl.store(masses + result, tl.zeros((BM,), tl.float32), mask=mine)
     else:
         row = tl.load(rows + token).to(tl.int64)
         shift = tl.load(shifts + row)
@@ -65,8 +69,9 @@ def decode(
         query = tl.load(
             q + (token * n_heads + head)[:, None] * dim + d[None, :], mask=mine[:, None] & (d < dim)[None, :], other=0.0
         )
+        query, scale = with_sign(query, scale)
         peak = tl.full((BM,), float("-inf"), tl.float32)
-        mass = tl.zeros((BM, 16), tl.float32)
+        mass = tl.zeros((BM, 8), tl.float32)
         acc = tl.zeros((BM, BD), tl.float32)
         for tile in range(SPLIT // TILE):
             key = split * SPLIT + tile * TILE + tl.arange(0, TILE)
@@ -77,8 +82,10 @@ def decode(
             slot = (key - logical * block_size).to(tl.int64)
             keys = load_tile(k, block, slot, seen, stored_head, d, dim, k_block, k_slot, k_head)
             values = load_tile(v, block, slot, seen, stored_head, d, dim, v_block, v_slot, v_head)
-            s = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            peak, mass, acc = add_tile(s, seen[None, :], values, peak, mass, acc, 16)
+            s = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            s = tl.where(seen[None, :], s, float("-inf"))
+            peak, mass, acc = add_tile(s, scale, values, peak, mass, acc)
+        release(EARLY)
         tl.store(peaks + result, peak, mask=mine)
         tl.store(masses + result, tl.max(mass, 1), mask=mine)  # all columns are equal
         tl.store(partial + result[:, None] * dim + d[None, :], acc, mask=mine[:, None] & (d < dim)[None, :])

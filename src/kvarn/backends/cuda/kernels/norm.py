@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
 from kvarn.backends.cuda.kernels.form import rounded
 
 
@@ -19,7 +20,9 @@ def inverse_rms(x, width, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def norm(x, weight, out, width, x_stride, out_stride, eps, BLOCK: tl.constexpr):
+def norm(x, weight, out, width, x_stride, out_stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     scale = inverse_rms(x, width, eps, BLOCK)
