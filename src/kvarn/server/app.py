@@ -20,6 +20,7 @@ from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation
+from kvarn.server.diagnostics import compare
 from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault
 from kvarn.server.fingerprint import fingerprint_of
@@ -142,7 +143,7 @@ class Service:
             entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
         generation = Generation(
             self.worker,
-            reply(Setting(self.name, self.llm.tokenizer.token_bytes, self._fingerprint), call),
+            reply(self._setting(call, caller, planned.outline), call),
             call,
             entry,
             planned.reader,
@@ -154,6 +155,17 @@ class Service:
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
+
+    def _setting(self, call: Call, caller: Caller, outline: Outline | None) -> Setting:
+        cache, compared = self.llm.cache, call.compared
+        then = None if compared is None else self._records.outline(compared, caller.owner)
+        return Setting(
+            self.name,
+            self.llm.tokenizer.token_bytes,
+            self._fingerprint,
+            cache.placements[0].block_size if cache.shares else 0,
+            None if compared is None else compare(outline, then),
+        )
 
     def _threads(self, call: Call) -> Executor | None:
         """Those that may wait for templates; None: asyncio's."""
@@ -207,6 +219,12 @@ class Service:
             lambda body: self._prompts.threads if "talk" in body else None,
         )
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
+
+    async def count_tokens(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> int:
+        """Of the prompt of a conversation."""
+        self.caller(request)
+        _, tokens = await self._bodies.process(request, parse, self._tokens, lambda body: self._prompts.threads)
+        return len(tokens)
 
     async def detokenize(self, request: Request) -> Response:
         self.caller(request)

@@ -128,7 +128,8 @@ class Generation:
             finish = answer.finish_reason(finish)
         tokens = list(part.tokens[self._n_sampled[index] : part.n_tokens])
         self._n_sampled[index] = part.n_tokens
-        return Part(index, deltas, answer, tokens, part.n_tokens, self._entries(index, part), finish, part.stop)
+        logprobs = self._entries(index, part)
+        return Part(index, deltas, answer, tokens, part.n_tokens, logprobs, finish, part.stop, part.adoption)
 
     async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""

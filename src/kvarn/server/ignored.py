@@ -48,9 +48,9 @@ def of_body(body: dict[str, Any]) -> list[Ignored]:
         found += _of_message(message, f"messages[{i}]")
     for i, tool in enumerate(body.get("tools", ())):
         if tool["type"] != "function":
-            found.append(_named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({_shown(tool['type'])})"))
+            found.append(_named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({shown(tool['type'])})"))
         else:
-            found += _others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, f"tools[{i}]")
+            found += others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, f"tools[{i}]")
     return found
 
 
@@ -60,14 +60,15 @@ def _of_message(message: dict[str, Any], where: str) -> Iterable[Ignored]:
             yield Ignored(f"messages.{key}", f"{where}.{key}")
     content = message.get("content")
     for i, part in enumerate(content if isinstance(content, list) else ()):
-        yield from _others("messages.content", part, USED_IN_PART, UNUSED_IN_PART, f"{where}.content[{i}]")
+        yield from others("messages.content", part, USED_IN_PART, UNUSED_IN_PART, f"{where}.content[{i}]")
     for i, call in enumerate(message.get("tool_calls") or ()):
-        yield from _others("messages.tool_calls", call, USED_IN_CALL, UNUSED_IN_CALL, f"{where}.tool_calls[{i}]")
+        yield from others("messages.tool_calls", call, USED_IN_CALL, UNUSED_IN_CALL, f"{where}.tool_calls[{i}]")
 
 
-def _others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
+def others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
+    """Of an object: what has no effect in it. `known`: those keys that the metric may name."""
     keys = [key for key in given if key not in used and given[key] is not None]
-    return [_named(field, key, known, f"{where}.{_shown(key)}") for key in keys]
+    return [_named(field, key, known, f"{where}.{shown(key)}") for key in keys]
 
 
 def of_constraint(stop: Iterable[str], structure: str) -> list[Ignored]:
@@ -79,7 +80,7 @@ def of_variables(names: Iterable[str], used: Iterable[str]) -> list[Ignored]:
     """Of `chat_template_kwargs`: those that the chat template does not use."""
     unused = set(names) - set(used)
     prefix = "chat_template_kwargs"
-    return [Ignored(prefix, f"{prefix}.{_shown(name)}") for name in sorted(unused)]
+    return [Ignored(prefix, f"{prefix}.{shown(name)}") for name in sorted(unused)]
 
 
 def list_of(ignored: list[Ignored]) -> list[str]:
@@ -101,6 +102,6 @@ def _named(field: str, key: str, known: Iterable[str], where: str) -> Ignored:
     return Ignored(f"{field}.{key if key in known else OTHER}", where)
 
 
-def _shown(key: str) -> str:
+def shown(key: str) -> str:
     """In ASCII, short, without characters that a header cannot carry."""
     return json.dumps(show(key)[1:-1])[1:-1]

@@ -23,6 +23,7 @@ from kvarn.text.tokenizer import Prompt
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
 
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
 EXCERPT = 2000  # tokens of each end of a prompt that can be in the log
 
 
@@ -79,6 +80,11 @@ class Prompts:
                 used = True
             if not used and not is_no_op("reasoning_effort", talk.effort):
                 ignored.append(Ignored("reasoning_effort", "reasoning_effort"))
+        if talk.thinks is not None:
+            switches = [name for name in SWITCHES if name in names]
+            variables = dict.fromkeys(switches, talk.thinks) | variables
+            if not switches and not (talk.thinks and self._chats.dialect.reasoning):
+                ignored.append(Ignored("thinking", "thinking"))
         return variables, ignored
 
     @cached_property

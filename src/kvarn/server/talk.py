@@ -25,6 +25,7 @@ class Talk:
     effort: str | None = None  # reasoning_effort
     split: bool = True  # reasoning is not part of the text
     reasoning: bool = True  # the answer has the reasoning
+    thinks: bool | None = None  # whether the model should reason; None: as it does by default
 
 
 def talk_of(body: dict[str, Any]) -> Talk:

@@ -1,0 +1,26 @@
+"""Anthropic's messages, and the count of their tokens."""
+
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kvarn.server.protocols.anthropic.calls import COUNT_FIELDS, FIELDS, count_call, messages_call
+from kvarn.server.protocols.anthropic.reply import MessagesReply, anthropic_error
+from kvarn.server.protocols.base import Address, Spoken, text
+
+if TYPE_CHECKING:
+    from kvarn.server.app import Service
+
+
+async def _count(service: "Service", request: Request) -> Response:
+    return JSONResponse({"input_tokens": await service.count_tokens(request, count_call)})
+
+
+ANTHROPIC = Spoken(
+    [
+        text("/v1/messages", "answer a conversation", messages_call, MessagesReply, FIELDS),
+        Address("POST", "/v1/messages/count_tokens", "the number of tokens of a conversation", _count, COUNT_FIELDS),
+    ],
+    anthropic_error,
+)
