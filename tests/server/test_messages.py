@@ -50,8 +50,6 @@ def user(content: Any) -> dict:
 
 def ask(client: Client, *messages: dict, key: str = "alice", path: str = PATH, **fields: Any) -> Reply:
     body = {"messages": list(messages), "max_tokens": 200, "temperature": 0} | fields
-    if path == COUNT:
-        del body["max_tokens"], body["temperature"]
     return client.ask(path, key=key, **body)
 
 

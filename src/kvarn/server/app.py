@@ -164,7 +164,7 @@ class Service:
             self.llm.tokenizer.token_bytes,
             self._fingerprint,
             cache.placements[0].block_size if cache.shares else 0,
-            None if compared is None else compare(outline, then),
+            None if compared is None or outline is None else compare(outline, then),
         )
 
     def _threads(self, call: Call) -> Executor | None:

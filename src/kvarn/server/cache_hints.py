@@ -7,7 +7,8 @@ request's blocks (`cache_priority`) and never change an answer. Everything is ca
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-MARKS = ("cache_control", "prompt_cache_breakpoint")
+from kvarn.server.chat_fields import HINTS
+
 LIFE: Mapping[str, int] = {"5m": 1, "30m": 1, "1h": 2, "24h": 3, "in_memory": 0, "in-memory": 0}  # ttl -> priority
 
 
@@ -35,7 +36,7 @@ def _of_all(items: Any) -> Iterator[int]:
 
 
 def _of(item: Mapping[str, Any]) -> Iterator[int]:
-    for name in MARKS:
+    for name in HINTS:
         if mark := item.get(name):
             yield max(_life(mark.get("ttl", "5m")) if isinstance(mark, Mapping) else 1, 1)
 

@@ -30,10 +30,8 @@ class Comparison(NamedTuple):
         return max(min(self.n_tokens, n_prompt) - adoption.reused, 0)
 
 
-def compare(now: Outline | None, then: Outline | None) -> Comparison:
-    if now is None or then is None:
-        return Comparison()
-    return Comparison(True, _changed(now, then), then.n_tokens)
+def compare(now: Outline, then: Outline | None) -> Comparison:
+    return Comparison() if then is None else Comparison(True, _changed(now, then), then.n_tokens)
 
 
 def _changed(now: Outline, then: Outline) -> str:
@@ -47,12 +45,12 @@ def _changed(now: Outline, then: Outline) -> str:
     return "" if same == min(len(now.turns), len(then.turns)) // SIZE else "turns"
 
 
-def openai_diagnostics(comparison: Comparison, adoption: Adoption | None, n_prompt: int) -> Json:
-    """`prompt_cache_diagnostics` of an answer."""
+def openai_diagnostics(comparison: Comparison | None, adoption: Adoption | None, n_prompt: int) -> Json:
+    """`prompt_cache_diagnostics` of an answer. `comparison`: None if only chats can be compared."""
+    if comparison is None or adoption is None:
+        return {"type": "unavailable"}
     if not comparison.found:
         return {"type": "comparison_response_not_found"}
-    if adoption is None:
-        return {"type": "unavailable"}
     if adoption.limit.reason in REUSED:
         return {"type": "cache_hit"}
     if not comparison.changed and adoption.limit.reason is not Reason.DIFFERS:  # evicted, or not shared at all

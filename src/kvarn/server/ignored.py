@@ -16,7 +16,7 @@ from kvarn.server.chat_fields import (
     USED_IN_PART,
     USED_IN_TOOL,
 )
-from kvarn.server.request_fields import IGNORED, NO_OPS
+from kvarn.server.request_fields import IGNORED, NO_OPS, OPTIONS
 from kvarn.server.schema import same, show
 
 HEADER = "x-kvarn-ignored"
@@ -44,6 +44,9 @@ def is_no_op(name: str, value: Any, no_ops: Mapping[str, list[Any]] = NO_OPS) ->
 def of_body(body: dict[str, Any]) -> list[Ignored]:
     """Of a body that has the right form."""
     found = [Ignored(name, name) for name, value in body.items() if name in IGNORED and not is_no_op(name, value)]
+    found += others(
+        "prompt_cache_options", body.get("prompt_cache_options", {}), OPTIONS, ("mode",), "prompt_cache_options"
+    )
     for i, message in enumerate(body.get("messages", ())):
         found += _of_message(message, f"messages[{i}]")
     for i, tool in enumerate(body.get("tools", ())):

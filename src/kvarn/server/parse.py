@@ -181,7 +181,7 @@ def call_of(
         request_id=body.get("request_id"),
         cache_salt=body.get("cache_salt"),
         cache_priority=priority_of(body),
-        compared=body.get("prompt_cache_options", {}).get("comparison_response_id"),
+        compared=(body.get("prompt_cache_options") or {}).get("comparison_response_id"),
     )
 
 

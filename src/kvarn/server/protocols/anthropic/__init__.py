@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvarn.server.protocols.anthropic.calls import COUNT_FIELDS, FIELDS, count_call, messages_call
+from kvarn.server.protocols.anthropic.calls import FIELDS, count_call, messages_call
 from kvarn.server.protocols.anthropic.reply import MessagesReply, anthropic_error
 from kvarn.server.protocols.base import Address, Spoken, text
 
@@ -20,7 +20,7 @@ async def _count(service: "Service", request: Request) -> Response:
 ANTHROPIC = Spoken(
     [
         text("/v1/messages", "answer a conversation", messages_call, MessagesReply, FIELDS),
-        Address("POST", "/v1/messages/count_tokens", "the number of tokens of a conversation", _count, COUNT_FIELDS),
+        Address("POST", "/v1/messages/count_tokens", "the number of tokens of a conversation", _count, FIELDS),
     ],
     anthropic_error,
 )

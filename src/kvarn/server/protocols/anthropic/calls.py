@@ -14,11 +14,10 @@ from kvarn.server.ignored import Ignored, is_no_op, others, shown
 from kvarn.server.parse import Call, call_of, checked
 from kvarn.server.protocols.anthropic import fields as F
 from kvarn.server.refusal import Refusal
-from kvarn.server.request_fields import Fields
 from kvarn.server.schema import Json, Schema, problem
 from kvarn.server.talk import Talk, talk_of
 
-FIELDS, COUNT_FIELDS = F.FIELDS, F.COUNT_FIELDS
+FIELDS = F.FIELDS
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 MODALITIES = {"image": "image input is not supported", "document": "document input is not supported"}
 NUMBERS = ("temperature", "top_p", "top_k", "stream", "seed", "request_id", "cache_salt")
@@ -26,7 +25,7 @@ ERROR = "Error: "  # before a result that is one: templates have no other place 
 
 
 def messages_call(raw: bytes) -> Call:
-    body, talk, ignored = _read(raw, FIELDS)
+    body, talk, ignored = _read(raw)
     asked = {name: body[name] for name in NUMBERS if name in body}
     asked |= {"model": body.get("model"), "stop": body.get("stop_sequences", []), "cache_priority": priority_of(body)}
     if form := _format(body):
@@ -48,14 +47,14 @@ def messages_call(raw: bytes) -> Call:
 
 
 def count_call(raw: bytes) -> Json:
-    """As `tokenize_call`."""
-    body, talk, _ = _read(raw, COUNT_FIELDS)
+    """As `tokenize_call`. What does not change the prompt is checked, too."""
+    body, talk, _ = _read(raw)
     return {"model": body.get("model"), "talk": talk}
 
 
-def _read(raw: bytes, fields: Fields) -> tuple[Json, Talk, list[Ignored]]:
+def _read(raw: bytes) -> tuple[Json, Talk, list[Ignored]]:
     """The checked body, its conversation, and what has no effect."""
-    body = checked(raw, fields)
+    body = checked(raw, FIELDS)
     messages = [*_system(body), *_messages(body["messages"])]
     choice = body.get("tool_choice", {"type": "auto"})
     if choice["type"] == "tool" and not choice.get("name"):

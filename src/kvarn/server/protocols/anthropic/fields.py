@@ -73,9 +73,6 @@ MESSAGES: dict[str, Schema] = {
     "output_format": FORMAT,
     "cache_control": CACHE_CONTROL,
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
-}
-COUNT: dict[str, Schema] = dict(MESSAGES)
-MESSAGES |= {
     "max_tokens": {
         "type": "integer",
         "minimum": 1,
@@ -107,7 +104,6 @@ NO_OPS: dict[str, list[Any]] = {
     "fallbacks": [[]],
 }
 FIELDS = Fields(MESSAGES, ("messages",), ("metadata",), IGNORED, NO_OPS)
-COUNT_FIELDS = Fields(COUNT, ("messages",), ("metadata",), IGNORED, NO_OPS)
 # Fields that have an effect, or none that matters, by where they are. Others are reported.
 USED_IN_BLOCK = {
     "text": ("text", "cache_control"),
