@@ -45,7 +45,8 @@ class Parts:
         place = bisect_left(self._marks, character, key=lambda mark: mark.at)
         before = self._marks[place - 1].part if place else None
         after = self._marks[place].part if place < len(self._marks) else None
-        if before is not None and before != after and self._goes_on(before):
+        exact = after is not None and self._marks[place].at == character
+        if before is not None and not exact and before != after and self._goes_on(before):
             return self._part(before)
         return Part("template") if after is None else self._part(after)
 
