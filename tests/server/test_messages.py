@@ -246,6 +246,7 @@ def test_usage_says_what_the_cache_did(client: Client) -> None:
         "cache_creation_input_tokens": full,
         "cache_read_input_tokens": 0,
         "output_tokens": len("It is sunny.") + 1,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
     second = ask(client, question, **fields).json
     assert second["usage"]["cache_read_input_tokens"] == n - 1 == second["kvarn"]["reused_tokens"]

@@ -162,8 +162,9 @@ def _is_custom(tool: Json) -> bool:
 
 
 def _tool(tool: Json, i: int) -> Json:
-    if tool.get("input_schema") is None:
-        raise Refusal(400, f"tools[{i}].input_schema is missing", "tools")
+    for name in ("name", "input_schema"):
+        if tool.get(name) is None:
+            raise Refusal(400, f"tools[{i}].{name} is missing", "tools")
     given = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
     given["strict"] = tool.get("strict")
     return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}

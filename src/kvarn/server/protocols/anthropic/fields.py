@@ -25,7 +25,6 @@ TOOL: Schema = {
         "input_schema": {"anyOf": [OBJECT, {"type": "null"}]},
         "strict": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
     },
-    "required": ["name"],
     "description": "tools of a type other than custom, and other fields, are accepted, have no effect and are reported",
 }
 CHOICE: Schema = {
@@ -41,7 +40,7 @@ CHOICE: Schema = {
 THINKING: Schema = {
     "type": "object",
     "properties": {
-        "type": {"enum": ["enabled", "adaptive", "disabled"]},
+        "type": {"enum": ["enabled", "adaptive", "between_tools", "disabled"]},
         "budget_tokens": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, {"type": "null"}]},
     },
     "required": ["type"],
@@ -93,7 +92,7 @@ MESSAGES: dict[str, Schema] = {
 # They ask for a service, a speed or a tool that this server does not have.
 IGNORED = (
     *("service_tier", "context_management", "container", "mcp_servers", "inference_geo", "speed", "betas"),
-    *("fallbacks", "user_profile_id"),
+    *("fallbacks", "user_profile_id", "workspace_id"),
 )
 NO_OPS: dict[str, list[Any]] = {
     "service_tier": ["auto", "standard_only"],
@@ -120,5 +119,5 @@ USED_IN_CONFIG = ("effort", "format")
 UNUSED_IN_CONFIG = ("task_budget",)
 SERVER_TOOLS = (
     *("web_search", "web_fetch", "code_execution", "bash", "text_editor", "computer", "memory", "mcp_toolset"),
-    *("tool_search_tool_regex", "tool_search_tool_bm25", "advisor"),
+    *("tool_search_tool_regex", "tool_search_tool_bm25", "advisor", "browser_toolset", "computer_toolset"),
 )

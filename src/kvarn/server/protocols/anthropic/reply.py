@@ -48,7 +48,8 @@ class MessagesReply:
         self._blocks = Blocks(call.talk is None or call.talk.reasoning)
         self._n_prompt = 0
         self._begun = False
-        self._stop: Json = {}  # why it ended
+        self._finish: str | None = None
+        self._stop: str | None = None  # the stop text that ended it
 
     # -- whole ---------------------------------------------------------------------------------------------------
 
@@ -57,9 +58,8 @@ class MessagesReply:
         events = [*self._blocks.events(part.deltas), *self._blocks.close()]
         done = {call.id for call in part.answer.calls}
         content = [block for block in folded(events) if block["type"] != "tool_use" or block["id"] in done]
-        usage = self._usage(end.n_prompt, end.n_cached) | {"output_tokens": end.n_tokens}
-        message = self._message(content, usage, end.adoption, end.n_prompt)
-        return message | stop_of(part) | {"kvarn": end.told}
+        message = self._message(content, self._whole_usage(end), end.adoption, end.n_prompt)
+        return message | stop_of(part.finish, part.stop, end) | {"kvarn": end.told}
 
     def _message(self, content: list[Json], usage: Json, adoption: Adoption | None, n_prompt: int) -> Json:
         message: Json = {
@@ -85,6 +85,10 @@ class MessagesReply:
             "cache_read_input_tokens": n_cached,
         }
 
+    def _whole_usage(self, end: End) -> Json:
+        output = {"output_tokens": end.n_tokens, "output_tokens_details": {"thinking_tokens": end.n_reasoning}}
+        return self._usage(end.n_prompt, end.n_cached) | output
+
     # -- streamed ------------------------------------------------------------------------------------------------
 
     def begin(self, n_prompt: int) -> Iterator[bytes]:
@@ -102,12 +106,12 @@ class MessagesReply:
             yield _frame({"type": "ping"})
         yield from map(_frame, self._blocks.events(part.deltas))
         if part.finish:
-            self._stop = stop_of(part)
+            self._finish, self._stop = part.finish, part.stop
 
     def end(self, end: End) -> Iterator[bytes]:
         yield from map(_frame, self._blocks.close())
-        usage = self._usage(end.n_prompt, end.n_cached) | {"output_tokens": end.n_tokens}
-        yield _frame({"type": "message_delta", "delta": self._stop, "usage": usage, "kvarn": end.told})
+        delta = stop_of(self._finish, self._stop, end)
+        yield _frame({"type": "message_delta", "delta": delta, "usage": self._whole_usage(end), "kvarn": end.told})
         yield _frame({"type": "message_stop"})
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[bytes]:
@@ -188,11 +192,12 @@ def folded(events: Sequence[Json]) -> list[Json]:
     return blocks
 
 
-def stop_of(part: Part) -> Json:
-    finish = part.finish or "stop"
-    if finish == "stop" and part.stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": part.stop}
-    return {"stop_reason": STOPS.get(finish, "end_turn"), "stop_sequence": None}
+def stop_of(finish: str | None, stop: str | None, end: End) -> Json:
+    if finish == "stop" and stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    if finish == "length" and end.explanations[0].cut_by == "context":
+        return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
+    return {"stop_reason": STOPS.get(finish or "stop", "end_turn"), "stop_sequence": None}
 
 
 def _object(arguments: str) -> Json:
