@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,3 +226,46 @@ def test_another_key_learns_nothing(client: Client) -> None:
     )
     assert "hunter" not in reply.body.decode()
     assert ended(reply.json)["reason"] == "nothing shared"
+
+
+def test_numbers_in_a_question_are_no_counter(client: Client) -> None:
+    for sum in ("2 + 2", "2 + 3"):
+        answer = chat(client, said("user", f"play hello, what is {sum}?"), salt="sums")
+    assert (ended(answer)["reason"], ended(answer)["part"]["turn"]) == ("differs", 0)
+    for most in ("10", "20"):
+        limits = {"type": "object", "properties": {"n": {"type": "integer", "maximum": int(most)}}}
+        look = {"type": "function", "function": {"name": "look", "description": "d", "parameters": limits}}
+        answer = chat(client, said("user", "play hello"), salt="limits", tools=[look])
+    assert ended(answer)["reason"] == "tools changed"
+
+
+def test_without_keys_causes_are_told_and_texts_are_not(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "tiny.gguf", QWEN, HERMES_CONTROL, context=4096)
+    with serving(scripted_llm(model, TEXTS, block_size=16), Access([])) as client:
+
+        def ask(*messages: dict) -> tuple[dict, dict]:
+            reply = client.ask(messages=list(messages), temperature=0, max_tokens=80)
+            stored = client.get(f"/kvarn/requests/{reply.json['id']}").json
+            assert (ended(reply.json)["reason"], stored["because"]) == (
+                stored["reuse_ended"]["reason"],
+                reply.json["kvarn"]["because"],
+            )
+            assert not {"line", "tokens", "before", "ours", "theirs"} & stored["reuse_ended"].keys()
+            assert "theirs" not in ended(reply.json)
+            return reply.json, ended(reply.json)
+
+        ask(said("user", "play think"))
+        turn = said("assistant", "Hello there.", reasoning_content="The user greets me.")
+        _, found = ask(said("user", "play think"), turn, said("user", "play hello"))
+        assert found["kind"] == "reasoning dropped by the template"
+        assert "greets" not in json.dumps(found)
+        first, _ = ask(said("user", "play cut"))
+        cut = said("assistant", first["choices"][0]["message"]["content"])
+        _, found = ask(said("user", "play cut"), cut, said("user", "play hello"))
+        assert (found["reason"], list(found["tokens"])) == ("same text, other tokens", ["ours"])
+        ask(said("system", "Secret: 11:42:00 abab"), said("user", "play hello"))
+        _, found = ask(said("system", "Secret: 11:47:00 abcd"), said("user", "play hello"))
+        assert (found["reason"], found["kind"]) == ("a line that changes every time", "clock")
+        ask(said("system", "You know abcab."), said("user", "play hello"))
+        _, found = ask(said("system", "You know abd."), said("user", "play hello"))
+        assert found["reason"] == "system changed"

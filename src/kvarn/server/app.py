@@ -156,6 +156,13 @@ class Service:
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
 
+    async def count_tokens(self, request: Request, parse: Callable[[bytes], Call]) -> int:
+        """Of the prompts of a request for text."""
+        compute = partial(self._planned, self.caller(request))
+        _, planned = await self._bodies.process(request, parse, compute, self._threads)
+        self._metrics.ignored(planned.ignored)
+        return sum(len(submission.prompt) for submission in planned.submissions)
+
     def _setting(self, call: Call, caller: Caller, outline: Outline | None) -> Setting:
         cache, compared = self.llm.cache, call.compared
         then = None if compared is None else self._records.outline(compared, caller.owner)
@@ -219,12 +226,6 @@ class Service:
             lambda body: self._prompts.threads if "talk" in body else None,
         )
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
-
-    async def count_tokens(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> int:
-        """Of the prompt of a conversation."""
-        self.caller(request)
-        _, tokens = await self._bodies.process(request, parse, self._tokens, lambda body: self._prompts.threads)
-        return len(tokens)
 
     async def detokenize(self, request: Request) -> Response:
         self.caller(request)

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from kvarn.chats.answer import Reader
 from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.causes import differs
 from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault, refuse
 from kvarn.server.ignored import Ignored, headers, list_of
@@ -93,8 +94,12 @@ class Generation:
 
     def _record_if_ended(self) -> None:
         """Also if nobody waits for the answer any more."""
-        if self._recording is None and not self._explained and len(self._ended) == len(self._tickets):
+        if self._recording is not None or self._explained or len(self._ended) < len(self._tickets):
+            return
+        if any(map(differs, self._ended.values())):
             self._recording = asyncio.ensure_future(self._record())
+        else:
+            self._store([self._ended[i] for i in sorted(self._ended)])
 
     def _release(self) -> None:
         if self._holding:
@@ -173,21 +178,22 @@ class Generation:
         return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
 
     async def _record(self) -> dict[str, Any]:
+        prompts = [(self._ended[i], self._tickets[i].submission.prompt) for i in sorted(self._ended)]
+        return self._store(await self._explaining.causes(prompts))
+
+    def _store(self, found: Sequence[Explanation]) -> dict[str, Any]:
         """Store the explanation for the caller's key, and return it."""
+        self._explained = True
         head = {
             "id": self.reply.id,
             "request_id": self._entry.id,
             "created": self.reply.created,
             "model": self.reply.model,
         }
-        prompts = [(self._ended[i], self._tickets[i].submission.prompt) for i in sorted(self._ended)]
         answer = self._answers.get(0) if self._call.n == 1 else None
-        try:
-            told = await self._explaining.explain(head, prompts, answer, self._n_tokens)
-            self._explained = True
-            return told
-        finally:
-            self._release()
+        told = self._explaining.store(head, found, answer, self._n_tokens)
+        self._release()
+        return told
 
 
 class Answer(Response):

@@ -73,14 +73,15 @@ class Causes:
 
     def _of_chat(self, at: int, onward: str, parts: Parts, asked: Asked, talk: Talk) -> Difference:
         """`at`: where the tokens part. `onward`: the earlier text from there."""
-        common = next((n for n, (a, b) in enumerate(zip(parts.text[at:], onward, strict=False)) if a != b), len(onward))
+        # How far a token agrees would tell characters of a text that the caller must not see.
+        common = _common(parts.text[at : at + len(onward)], onward) if asked.quotes else 0
         rest = onward[common:]
         at += common
         part = parts.at(at)
         found = _in_part(Difference(character=at), part)
         if part.name == "turn" and part.role == "assistant":
             return self._of_answer(found, rest, parts, asked, talk.messages[part.turn])
-        if part.name != "turn" or part.turn == 0:
+        if part.name in ("system", "template") or (part == Part("turn", 0, part.role) and len(talk.messages) > 1):
             ours = line_at(parts.text, at)
             theirs = (ours[0][: ours[1]] + rest.partition("\n")[0], ours[1])
             if kind := kind_of(ours, theirs if asked.quotes else None):
@@ -125,6 +126,11 @@ class Causes:
 
 def differs(e: Explanation) -> bool:
     return e.limit is not None and e.limit.reason is Reason.DIFFERS and e.limit.theirs is not None
+
+
+def _common(a: str, b: str) -> int:
+    """Characters of the common prefix."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _in_part(found: Difference, part: Part) -> Difference:

@@ -32,12 +32,15 @@ class Explaining:
         self._talk = talk
         self._outline = outline
 
-    async def explain(
-        self, head: dict[str, Any], prompts: Sequence[Explained], answer: Reader | None, n_tokens: int
+    async def causes(self, prompts: Sequence[Explained]) -> list[Explanation]:
+        """The explanations with the causes of their misses."""
+        return [await self._with_cause(e, tokens) if differs(e) else e for e, tokens in prompts]
+
+    def store(
+        self, head: dict[str, Any], found: Sequence[Explanation], answer: Reader | None, n_tokens: int
     ) -> dict[str, Any]:
         """The object for the answer. What is stored may have less text. `head`: ids and names. `n_tokens`: of the
         answer."""
-        found = [await self._with_cause(e, tokens) for e, tokens in prompts]
         each = [to_json(self._quotable(e), self._prompts.spell) for e in found]
         kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
         told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
@@ -49,9 +52,7 @@ class Explaining:
         return told
 
     async def _with_cause(self, e: Explanation, tokens: Sequence[int]) -> Explanation:
-        """Only a prompt that differs from an earlier text costs anything, and only a thread that no answer needs."""
-        if not differs(e):
-            return e
+        """On a thread that the engine does not need."""
         same, earlier = (0, None) if self._outline is None else self._records.nearest(self._outline, self._caller.owner)
         same_tools = self._outline is None or earlier is None or earlier.tools == self._outline.tools
         asked = Asked(tokens, self._talk, same, same_tools, self._caller.quotes)
@@ -60,7 +61,7 @@ class Explaining:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._prompts.threads, self._prompts.causes.find, e, asked)
         except Exception as error:  # noqa: BLE001 (the answer is right without it)
-            log.warning("the cause of a cache miss was not found: %s: %s", type(error).__name__, error)
+            log.warning("the cause of a cache miss was not found (%s)", type(error).__name__)
             return e
 
     def _quotable(self, e: Explanation) -> Explanation:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kvarn.server.protocols.anthropic.calls import FIELDS, count_call, messages_call
+from kvarn.server.protocols.anthropic.calls import FIELDS, messages_call
 from kvarn.server.protocols.anthropic.reply import MessagesReply, anthropic_error
 from kvarn.server.protocols.base import Address, Spoken, text
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def _count(service: "Service", request: Request) -> Response:
-    return JSONResponse({"input_tokens": await service.count_tokens(request, count_call)})
+    return JSONResponse({"input_tokens": await service.count_tokens(request, messages_call)})
 
 
 ANTHROPIC = Spoken(

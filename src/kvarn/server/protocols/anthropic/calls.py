@@ -46,12 +46,6 @@ def messages_call(raw: bytes) -> Call:
     )
 
 
-def count_call(raw: bytes) -> Json:
-    """As `tokenize_call`. What does not change the prompt is checked, too."""
-    body, talk, _ = _read(raw)
-    return {"model": body.get("model"), "talk": talk}
-
-
 def _read(raw: bytes) -> tuple[Json, Talk, list[Ignored]]:
     """The checked body, its conversation, and what has no effect."""
     body = checked(raw, FIELDS)
