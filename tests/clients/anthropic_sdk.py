@@ -115,6 +115,12 @@ def diagnosed(address: str) -> None:
     assert found.cache_miss_reason.cache_missed_input_tokens > 0
 
 
+def models(address: str) -> None:
+    (model,) = client(address).models.list()
+    assert (model.id, model.type, model.lifecycle) == (MODEL, "model", "active")
+    assert client(address).models.retrieve(MODEL) == model
+
+
 def errors(address: str) -> None:
     error = None
     try:
@@ -150,6 +156,7 @@ if __name__ == "__main__":
             works("`output_config` with a JSON schema", structure),
             works("what Claude Code sends besides: server tools, betas, `context_management`", agents),
             works("`diagnostics`", diagnosed),
+            works("models", models),
             works("errors are those of the client", errors),
             refused("images", image),
             refused("a turn of the assistant at the end", prefill),

@@ -269,3 +269,10 @@ def test_without_keys_causes_are_told_and_texts_are_not(tmp_path: Path) -> None:
         ask(said("system", "You know abcab."), said("user", "play hello"))
         _, found = ask(said("system", "You know abd."), said("user", "play hello"))
         assert found["reason"] == "system changed"
+
+
+def test_the_line_is_the_clients_own(client: Client) -> None:
+    """Without what the template writes on the same line."""
+    for day in ("Monday", "Tuesday"):
+        answer = chat(client, said("system", f"You help. Today is {day}."), said("user", "play hello"), salt="own")
+    assert ended(answer)["line"] == "You help. Today is Tuesday."

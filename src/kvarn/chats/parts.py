@@ -50,6 +50,14 @@ class Parts:
             return self._part(before)
         return Part("template") if after is None else self._part(after)
 
+    def between(self, character: int) -> tuple[int, int]:
+        """The characters from the mark before this one to the next mark."""
+        place = bisect_left(self._marks, character, key=lambda mark: mark.at)
+        exact = place < len(self._marks) and self._marks[place].at == character
+        begin = character if exact else self._marks[place - 1].at if place else 0
+        after = next((mark.at for mark in self._marks[place:] if mark.at > character), len(self.text))
+        return begin, after
+
     def _goes_on(self, part: int) -> bool:
         return part == TOOLS or bool(self._messages[part].get("tool_calls"))
 

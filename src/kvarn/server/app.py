@@ -32,6 +32,7 @@ from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
+from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
 from kvarn.server.protocols.base import Reply, Setting
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
@@ -247,13 +248,15 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self.caller(request)
+        if asks_for_anthropic(request):
+            return JSONResponse(model_page(self._model_info()))
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
         self.caller(request)
         if request.path_params["id"].removesuffix("/") != self.name:
             raise self._no_such_model()
-        return JSONResponse(self._model())
+        return JSONResponse(self._model_info() if asks_for_anthropic(request) else self._model())
 
     async def health(self, request: Request) -> Response:
         if not self.worker.alive:
@@ -304,6 +307,9 @@ class Service:
     def _model(self) -> dict[str, Any]:
         facts = {"created": self._started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
         return {"id": self.name, "object": "model", **facts}
+
+    def _model_info(self) -> dict[str, Any]:
+        return model_info(self.name, self._started, self.llm.cache.longest)
 
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""

@@ -82,7 +82,7 @@ class Causes:
         if part.name == "turn" and part.role == "assistant":
             return self._of_answer(found, rest, parts, asked, talk.messages[part.turn])
         if part.name in ("system", "template") or (part == Part("turn", 0, part.role) and len(talk.messages) > 1):
-            ours = line_at(parts.text, at)
+            ours = line_at(parts.text, at, *parts.between(at))
             theirs = (ours[0][: ours[1]] + rest.partition("\n")[0], ours[1])
             if kind := kind_of(ours, theirs if asked.quotes else None):
                 return replace(found, cause=Cause.CHANGING_LINE, kind=kind, line=ours[0])

@@ -20,18 +20,20 @@ _HEX = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|(?=[a-fA-F]*\d)(?=
 _RANDOM = r"(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{12,}"
 # The first that has the place of the difference inside counts.
 PATTERNS = (
-    (Kind.HASH, re.compile(rf"(?<![\w-])(?:{_HEX}|{_RANDOM})(?![\w-])")),
     (Kind.DATE, re.compile(rf"(?<!\w)(?:{_DATE})(?![A-Za-z])")),
     (Kind.CLOCK, re.compile(rf"(?<!\d)(?:{_CLOCK})(?!\d)")),
+    (Kind.HASH, re.compile(rf"(?<![\w-])(?:{_HEX}|{_RANDOM})(?![\w-])")),
     (Kind.COUNTER, re.compile(r"(?<![\w.])\d+(?![\w.]*[A-Za-z_])")),
 )
 
 
-def line_at(text: str, at: int) -> tuple[str, int]:
-    """The line around a character of the text, and where the character is in it."""
-    begin = max(text.rfind("\n", 0, at) + 1, at - LONGEST // 2)
-    end = text.find("\n", at, at + LONGEST // 2)
-    return text[begin : end if end >= 0 else at + LONGEST // 2], at - begin
+def line_at(text: str, at: int, first: int = 0, last: int | None = None) -> tuple[str, int]:
+    """The line around a character of the text, and where the character is in it. Only what is from `first` to `last`
+    counts."""
+    begin = max(text.rfind("\n", first, at) + 1, first, at - LONGEST // 2)
+    most = min(at + LONGEST // 2, len(text) if last is None else last)
+    end = text.find("\n", at, most)
+    return text[begin : end if end >= 0 else most], at - begin
 
 
 def kind_of(ours: tuple[str, int], theirs: tuple[str, int] | None) -> Kind | None:
@@ -50,6 +52,6 @@ def kind_of(ours: tuple[str, int], theirs: tuple[str, int] | None) -> Kind | Non
 def _kind(line: str, at: int) -> Kind | None:
     for kind, pattern in PATTERNS:
         for found in pattern.finditer(line):
-            if found.start() <= at <= found.end() and at < len(line) + 1:
+            if found.start() <= at <= found.end():
                 return kind
     return None

@@ -79,7 +79,7 @@ class Prompts:
                 variables.setdefault("enable_thinking", False)
                 used = True
             if not used and not is_no_op("reasoning_effort", talk.effort):
-                ignored.append(Ignored("reasoning_effort", "reasoning_effort"))
+                ignored.append(Ignored("reasoning_effort", talk.effort_field))
         if talk.thinks is not None:
             switches = [name for name in SWITCHES if name in names]
             variables = dict.fromkeys(switches, talk.thinks) | variables

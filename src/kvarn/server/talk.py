@@ -25,6 +25,7 @@ class Talk:
     effort: str | None = None  # reasoning_effort
     split: bool = True  # reasoning is not part of the text
     reasoning: bool = True  # the answer has the reasoning
+    effort_field: str = "reasoning_effort"  # the field that has the effort
     thinks: bool | None = None  # whether the model should reason; None: as it does by default
 
 

@@ -63,7 +63,8 @@ def _read(raw: bytes) -> tuple[Json, Talk, list[Ignored]]:
         "reasoning_effort": config.get("effort"),
         "include_reasoning": thinking.get("type") != "disabled",
     }
-    talk = replace(talk_of(translated), thinks=thinking["type"] != "disabled" if thinking else None)
+    thinks = thinking["type"] != "disabled" if thinking else None
+    talk = replace(talk_of(translated), thinks=thinks, effort_field="output_config.effort")
     return body, talk, list(_ignored(body))
 
 
