@@ -161,6 +161,10 @@ def test_the_same_text_in_other_tokens(client: Client) -> None:
     assert found["part"] == {"name": "turn", "turn": 1, "role": "assistant"}
     assert found["character"] == len("<|im_start|>user\nplay cut<|im_end|>\n<|im_start|>assistant\na crab c")
     assert f"[{a}, {b}] then, [{ab}] now" in answer["kvarn"]["because"]
+    messages = [start, said("assistant", first), said("user", "play hello")]
+    encoded = client.ask("/tokenize", key="alice", messages=messages).json["tokens"]
+    assert encoded.count(ab) == 2, "of crab, too"
+    assert len(encoded) == answer["usage"]["prompt_tokens"], "nothing that is remembered is put into the prompt"
 
 
 def test_a_call_that_the_template_writes_otherwise(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 Only the template knows where it writes what. So the conversation is rendered a second time with marks around its
 texts, which are characters that nobody uses. Without the marks the text must be the prompt itself; otherwise the
-template looks into the texts, and nothing is known. It costs a second rendering, so it is done only when somebody asks.
+template looks into the texts, and nothing is known. It costs a rendering, so it is done only when somebody asks.
 """
 
 from bisect import bisect_left
@@ -17,6 +17,7 @@ from kvarn.text.quoting import restored, texts_of, unused
 
 Message = Mapping[str, Any]
 DIGITS = 64  # a mark has two digits: DIGITS ** 2 parts can be told apart
+MOST_BEFORE = 32  # characters that encoding may add before a text: a token that begins it, or a space
 TOOLS = DIGITS**2 - 1  # the number of the part of all tools; the others are those of messages
 
 
@@ -72,7 +73,7 @@ class Parts:
 def parts_of(
     chats: Chats, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any], prompt: str
 ) -> Parts | None:
-    """Of a conversation whose prompt, with its stand-ins restored, is `prompt`. None: not known."""
+    """Of a conversation whose tokens spell `prompt`. None: not known."""
     if len(messages) >= TOOLS:
         return None
     characters = unused((prompt, *texts_of([messages, list(use.shown)])))
@@ -87,8 +88,8 @@ def parts_of(
         except KvarnError:
             continue
         plain, marks = _without_marks(restored(text, stand_ins), alphabet)
-        if plain == prompt:
-            return Parts(prompt, marks, messages)
+        if plain and prompt.endswith(plain) and len(prompt) - len(plain) <= MOST_BEFORE:
+            return Parts(plain, marks, messages)
     return None
 
 

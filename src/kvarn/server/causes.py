@@ -15,7 +15,6 @@ from kvarn.engine.difference import Cause, Difference, Kind, same_text
 from kvarn.engine.explain import Explanation
 from kvarn.server.changing import kind_of, line_at
 from kvarn.server.talk import Talk
-from kvarn.text.quoting import restored
 from kvarn.text.tokenizer import Tokenizer
 
 
@@ -53,8 +52,9 @@ class Causes:
         assert e.limit is not None
         ours, theirs = (self._spelled(tokens) for tokens in (e.ours, e.limit.onward))
         tokens = same_text(ours, theirs)
-        parts = None if asked.talk is None else self._parts(asked.talk)
-        text = self._text(asked.tokens) if parts is None else parts.text
+        text = self._text(asked.tokens)
+        parts = None if asked.talk is None else self._parts(asked.talk, text)
+        text = text if parts is None else parts.text
         at = self._character(text, asked.tokens[e.limit.at :])
         found = Difference(Cause.SAME_TEXT, tokens=tokens) if tokens is not None else Difference()
         if at is not None and (parts is None or tokens is not None):
@@ -66,10 +66,8 @@ class Causes:
             found = self._of_chat(at, onward, parts, asked, asked.talk)
         return replace(e, difference=found)
 
-    def _parts(self, talk: Talk) -> Parts | None:
-        chats, variables = self._chats(), self._variables(talk)
-        prompt, stand_ins = chats.prompt(talk.messages, talk.tools, variables)
-        return parts_of(chats, talk.messages, talk.tools, variables, restored(prompt, stand_ins))
+    def _parts(self, talk: Talk, text: str) -> Parts | None:
+        return parts_of(self._chats(), talk.messages, talk.tools, self._variables(talk), text)
 
     def _of_chat(self, at: int, onward: str, parts: Parts, asked: Asked, talk: Talk) -> Difference:
         """`at`: where the tokens part. `onward`: the earlier text from there."""

@@ -108,7 +108,7 @@ class OpenAIReply:
         return body
 
     def _usage(self, end: End) -> Json:
-        return usage_of(end, self._setting.n_written(end.n_prompt, end.n_cached))
+        return usage_of(end, sum(self._setting.n_written(each.prompt, each.reused) for each in end.explanations))
 
     def _diagnostics(self, end: End) -> Json:
         """What changed since the answer that the request names."""
