@@ -40,6 +40,16 @@ class Parts:
         self._marks = marks
         self._messages = messages
 
+    def place(self, spelled: str, at: int) -> int:
+        """Where in the text a place of what its tokens spell is."""
+        if spelled.endswith(self.text):
+            return max(at - (len(spelled) - len(self.text)), 0)
+        rest, place = len(_dense(spelled[at:])), len(self.text)
+        while rest and place:
+            place -= 1
+            rest -= not self.text[place].isspace()
+        return place
+
     def at(self, character: int) -> Part:
         """The part that this character belongs to. What the template writes before the texts of a turn is part of the
         turn, and what it writes after calls and tools is part of them."""
@@ -73,7 +83,7 @@ class Parts:
 def parts_of(
     chats: Chats, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any], prompt: str
 ) -> Parts | None:
-    """Of a conversation whose tokens spell `prompt`. None: not known."""
+    """Of a conversation whose tokens spell `prompt`. Some tokenizers drop white space. None: not known."""
     if len(messages) >= TOOLS:
         return None
     characters = unused((prompt, *texts_of([messages, list(use.shown)])))
@@ -88,9 +98,17 @@ def parts_of(
         except KvarnError:
             continue
         plain, marks = _without_marks(restored(text, stand_ins), alphabet)
-        if plain and prompt.endswith(plain) and len(prompt) - len(plain) <= MOST_BEFORE:
+        if plain and any(_ends(form(prompt), form(plain)) for form in (str, _dense)):
             return Parts(plain, marks, messages)
     return None
+
+
+def _ends(prompt: str, plain: str) -> bool:
+    return prompt.endswith(plain) and len(prompt) - len(plain) <= MOST_BEFORE
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())
 
 
 def _mark(part: int, alphabet: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from kvarn.cache.adoption import Reason
 from kvarn.chats.chats import Chats
 from kvarn.chats.parts import Part, Parts, parts_of
 from kvarn.engine.difference import Cause, Difference, Kind, same_text
-from kvarn.engine.explain import Explanation
+from kvarn.engine.explain import AHEAD, Explanation
 from kvarn.server.changing import kind_of, line_at
 from kvarn.server.talk import Talk
 from kvarn.text.tokenizer import Tokenizer
@@ -50,20 +50,27 @@ class Causes:
         if not differs(e):
             return e
         assert e.limit is not None
-        ours, theirs = (self._spelled(tokens) for tokens in (e.ours, e.limit.onward))
-        tokens = same_text(ours, theirs)
-        text = self._text(asked.tokens)
-        parts = None if asked.talk is None else self._parts(asked.talk, text)
-        text = text if parts is None else parts.text
-        at = self._character(text, asked.tokens[e.limit.at :])
+        spell = self._tokenizer.pieces(special=True)
+        before = b"".join(map(spell.push, asked.tokens[: e.limit.at]))
+        theirs = self._spelled(asked.tokens[: e.limit.at], e.limit.onward)
+        ours = [(token, spell.push(token)) for token in asked.tokens[e.limit.at :]]
+        tokens = same_text(ours[:AHEAD], theirs)
         found = Difference(Cause.SAME_TEXT, tokens=tokens) if tokens is not None else Difference()
-        if at is not None and (parts is None or tokens is not None):
+        try:
+            text = (before + b"".join(raw for _, raw in ours)).decode()
+        except UnicodeDecodeError:  # ids of a text completion: they need not be text
+            return replace(e, difference=found)
+        at = len(before.decode("utf-8", "ignore"))  # a token may begin with half a character
+        parts = None if asked.talk is None else self._parts(asked.talk, text)
+        if parts is None or asked.talk is None:
             found = replace(found, character=at)
-            if parts is not None:
-                found = _in_part(found, parts.at(at))
-        elif at is not None and parts is not None and asked.talk is not None:
-            onward = b"".join(raw for _, raw in theirs).decode("utf-8", "replace")
-            found = self._of_chat(at, onward, parts, asked, asked.talk)
+        else:
+            at = parts.place(text, at)
+            if tokens is not None:
+                found = _in_part(replace(found, character=at), parts.at(at))
+            else:
+                onward = b"".join(raw for _, raw in theirs).decode("utf-8", "replace")
+                found = self._of_chat(at, onward, parts, asked, asked.talk)
         return replace(e, difference=found)
 
     def _parts(self, talk: Talk, text: str) -> Parts | None:
@@ -107,19 +114,12 @@ class Causes:
             return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE)
         return found
 
-    def _spelled(self, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
-        return [(token, self._tokenizer.token_bytes(token)) for token in tokens]
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self._tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
-
-    def _character(self, text: str, tokens: Sequence[int]) -> int | None:
-        """Where these last tokens of the text begin. From the end, because encoding may add something at the
-        beginning."""
-        last, whole = b"".join(map(self._tokenizer.token_bytes, tokens)), text.encode("utf-8", "surrogatepass")
-        if not whole.endswith(last):
-            return None
-        return len(whole[: len(whole) - len(last)].decode("utf-8", "ignore"))
+    def _spelled(self, before: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, bytes]]:
+        """Each token with its bytes in a text after these tokens."""
+        spell = self._tokenizer.pieces(special=True)
+        for token in before:
+            spell.push(token)
+        return [(token, spell.push(token)) for token in tokens]
 
 
 def differs(e: Explanation) -> bool:
