@@ -132,8 +132,7 @@ class Service:
     ) -> Response:
         """The answer to a request for text, in any protocol."""
         caller, entry = self.caller(request), entry_of(request.scope)
-        compute = partial(self._planned, caller)
-        call, planned = await self._bodies.process(request, parse, compute, self._threads)
+        call, planned = await self.plan(request, parse, caller)
         constrain = await self._structures.constrain(planned.rule, call.structure_field or "tools")
         submissions = [submission._replace(constrain=constrain) for submission in planned.submissions]
         self._metrics.ignored(planned.ignored)
@@ -157,12 +156,9 @@ class Service:
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
 
-    async def count_tokens(self, request: Request, parse: Callable[[bytes], Call]) -> int:
-        """Of the prompts of a request for text."""
-        compute = partial(self._planned, self.caller(request))
-        _, planned = await self._bodies.process(request, parse, compute, self._threads)
-        self._metrics.ignored(planned.ignored)
-        return sum(len(submission.prompt) for submission in planned.submissions)
+    async def plan(self, request: Request, parse: Callable[[bytes], Call], caller: Caller) -> tuple[Call, Planned]:
+        """A request for text that is checked and tokenized, and not started."""
+        return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
     def _setting(self, call: Call, caller: Caller, outline: Outline | None) -> Setting:
         cache, compared = self.llm.cache, call.compared
@@ -171,8 +167,8 @@ class Service:
             self.name,
             self.llm.tokenizer.token_bytes,
             self._fingerprint,
-            cache.placements[0].block_size if cache.shares else 0,
-            None if compared is None or outline is None else compare(outline, then),
+            shared_block=cache.placements[0].block_size if cache.shares else 0,
+            comparison=None if compared is None or outline is None else compare(outline, then),
         )
 
     def _threads(self, call: Call) -> Executor | None:
@@ -187,7 +183,9 @@ class Service:
         if call.talk is not None:
             chat, unused = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, outline_of(call.talk))
+            return Planned(
+                [submission], chat.reader, [*call.ignored, *unused], chat.rule, outline=outline_of(call.talk)
+            )
         rule = None if call.structure is None else Rule(call.structure)
         echoed = self._prompts.echoed if call.echo else lambda prompt: ""
         prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)

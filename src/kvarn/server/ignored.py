@@ -51,7 +51,7 @@ def of_body(body: dict[str, Any]) -> list[Ignored]:
         found += _of_message(message, f"messages[{i}]")
     for i, tool in enumerate(body.get("tools", ())):
         if tool["type"] != "function":
-            found.append(_named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({shown(tool['type'])})"))
+            found.append(named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({shown(tool['type'])})"))
         else:
             found += others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, f"tools[{i}]")
     return found
@@ -71,7 +71,7 @@ def _of_message(message: dict[str, Any], where: str) -> Iterable[Ignored]:
 def others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
     """Of an object: what has no effect in it. `known`: those keys that the metric may name."""
     keys = [key for key in given if key not in used and given[key] is not None]
-    return [_named(field, key, known, f"{where}.{shown(key)}") for key in keys]
+    return [named(field, key, known, f"{where}.{shown(key)}") for key in keys]
 
 
 def of_constraint(stop: Iterable[str], structure: str) -> list[Ignored]:
@@ -100,7 +100,7 @@ def headers(ignored: list[Ignored]) -> dict[str, str]:
     return {HEADER: text if len(text) <= MOST_HEADER else f"{text[:MOST_HEADER]} ..."}
 
 
-def _named(field: str, key: str, known: Iterable[str], where: str) -> Ignored:
+def named(field: str, key: str, known: Iterable[str], where: str) -> Ignored:
     """A client may choose any key, so the metric has only those that are known."""
     return Ignored(f"{field}.{key if key in known else OTHER}", where)
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 async def _count(service: "Service", request: Request) -> Response:
-    return JSONResponse({"input_tokens": await service.count_tokens(request, messages_call)})
+    _, planned = await service.plan(request, messages_call, service.caller(request))
+    return JSONResponse({"input_tokens": sum(len(each.prompt) for each in planned.submissions)})
 
 
 ANTHROPIC = Spoken(
