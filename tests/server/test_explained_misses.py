@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted import CUT, HERMES, HERMES_CONTROL, Client, scripted_llm, scripted_model, serving
+from support.scripted import CUT, HERMES, HERMES_CONTROL, TEXT, Client, scripted_llm, scripted_model, serving
 
 from kvarn.server.access import Access
 
@@ -280,3 +280,19 @@ def test_the_line_is_the_clients_own(client: Client) -> None:
     for day in ("Monday", "Tuesday"):
         answer = chat(client, said("system", f"You help. Today is {day}."), said("user", "play hello"), salt="own")
     assert ended(answer)["line"] == "You help. Today is Tuesday."
+
+
+def test_a_template_that_looks_into_its_texts_is_explained_less(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }} {{ m.content | length }} {{ m.content }}\n{% endfor %}"
+    with server(tmp_path, template) as client:
+        for style in ("short", "funny"):
+            answer = chat(client, said("system", f"You are {style}."), said("user", "play hello"), salt="length")
+        found = ended(answer)
+        assert (found["reason"], "part" in found) == ("differs", False)
+        assert found["character"] == len("system 14 You are ")
+        many = {"temperature": 0, "max_tokens": 1, "cache_salt": "many", "key": "alice"}
+        client.ask(TEXT, prompt="a common beginning, and more", **many)
+        prompts = [f"a common beginning {i}" for i in range(9)]
+        found = client.ask(TEXT, prompt=prompts, **many).json["kvarn"]["prompts"]
+        assert {each["reuse_ended"]["reason"] for each in found} == {"differs"}
+        assert "character" in found[0]["reuse_ended"]

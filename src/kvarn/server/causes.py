@@ -5,6 +5,7 @@ remembered changes an answer: it only explains.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +53,8 @@ class Causes:
         assert e.limit is not None
         spell = self._tokenizer.pieces(special=True)
         before = b"".join(map(spell.push, asked.tokens[: e.limit.at]))
-        theirs = self._spelled(asked.tokens[: e.limit.at], e.limit.onward)
+        spell_theirs = copy(spell)  # what a token spells depends on those before it
+        theirs = [(token, spell_theirs.push(token)) for token in e.limit.onward]
         ours = [(token, spell.push(token)) for token in asked.tokens[e.limit.at :]]
         tokens = same_text(ours[:AHEAD], theirs)
         found = Difference(Cause.SAME_TEXT, tokens=tokens) if tokens is not None else Difference()
@@ -113,13 +115,6 @@ class Causes:
         if found.turn < asked.same_turns:
             return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE)
         return found
-
-    def _spelled(self, before: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, bytes]]:
-        """Each token with its bytes in a text after these tokens."""
-        spell = self._tokenizer.pieces(special=True)
-        for token in before:
-            spell.push(token)
-        return [(token, spell.push(token)) for token in tokens]
 
 
 def differs(e: Explanation) -> bool:

@@ -16,7 +16,8 @@ from kvarn.server.records import Records
 from kvarn.server.talk import Talk
 
 log = logging.getLogger("kvarn")
-SECONDS = 2.0  # an answer does not wait longer for the cause of its miss
+SECONDS = 2.0  # an answer does not wait longer for the causes of its misses
+MOST = 4  # prompts of a request whose causes are looked for
 Explained = tuple[Explanation, Sequence[int]]  # of a prompt, with its tokens
 
 
@@ -33,8 +34,16 @@ class Explaining:
         self._outline = outline
 
     async def causes(self, prompts: Sequence[Explained]) -> list[Explanation]:
-        """The explanations with the causes of their misses."""
-        return [await self._with_cause(e, tokens) if differs(e) else e for e, tokens in prompts]
+        """The explanations with the causes of their misses: of the first few, as far as they are found in time."""
+        found = [e for e, _ in prompts]
+        missed = [i for i, e in enumerate(found) if differs(e)]
+        try:
+            async with asyncio.timeout(SECONDS):
+                for i in missed[:MOST]:
+                    found[i] = await self._with_cause(*prompts[i])
+        except Exception as error:  # noqa: BLE001 (the answer is right without it)
+            log.warning("the cause of a cache miss was not found (%s)", type(error).__name__)
+        return found
 
     def store(
         self, head: dict[str, Any], found: Sequence[Explanation], answer: Reader | None, n_tokens: int
@@ -56,13 +65,8 @@ class Explaining:
         same, earlier = (0, None) if self._outline is None else self._records.nearest(self._outline, self._caller.owner)
         same_tools = self._outline is None or earlier is None or earlier.tools == self._outline.tools
         asked = Asked(tokens, self._talk, same, same_tools, self._caller.quotes)
-        try:
-            async with asyncio.timeout(SECONDS):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._prompts.threads, self._prompts.causes.find, e, asked)
-        except Exception as error:  # noqa: BLE001 (the answer is right without it)
-            log.warning("the cause of a cache miss was not found (%s)", type(error).__name__)
-            return e
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._prompts.threads, self._prompts.causes.find, e, asked)
 
     def _quotable(self, e: Explanation) -> Explanation:
         """Without the tokens of the earlier text, if the caller may not see them."""
