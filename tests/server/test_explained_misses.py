@@ -292,7 +292,7 @@ def test_a_template_that_looks_into_its_texts_is_explained_less(tmp_path: Path) 
         assert found["character"] == len("system 14 You are ")
         many = {"temperature": 0, "max_tokens": 1, "cache_salt": "many", "key": "alice"}
         client.ask(TEXT, prompt="a common beginning, and more", **many)
-        prompts = [f"a common beginning {i}" for i in range(9)]
+        prompts = [f"a common beginning {i} and so on" for i in range(9)]
         found = client.ask(TEXT, prompt=prompts, **many).json["kvarn"]["prompts"]
         assert {each["reuse_ended"]["reason"] for each in found} == {"differs"}
         assert "character" in found[0]["reuse_ended"]
