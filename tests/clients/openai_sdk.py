@@ -197,7 +197,7 @@ def structures(address: str) -> None:
 
 
 def reported(address: str) -> None:
-    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Hi", "citations": [1]}
     found = chat(
         address,
         messages=[{"role": "user", "content": [part]}],
@@ -206,7 +206,7 @@ def reported(address: str) -> None:
         reasoning_effort="high",
         prediction={"type": "content", "content": "x"},
     )
-    where = ["prediction", "verbosity", "messages[0].content[0].cache_control", "tools[0] (web_search)"]
+    where = ["prediction", "verbosity", "messages[0].content[0].citations", "tools[0] (web_search)"]
     assert sorted(found.kvarn["ignored"]) == sorted([*where, "reasoning_effort"])
 
 

@@ -91,10 +91,22 @@ IGNORED = {
     "a part's key": (
         {
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "mood": 1}],
+                }
             ]
         },
-        ["messages[0].content[0].cache_control"],
+        ["messages[0].content[0].mood"],
+    ),
+    "hints to the cache": (
+        {
+            "prompt_cache_options": {"ttl": "30m", "mode": "explicit"},
+            "prompt_cache_retention": "24h",
+            "prompt_cache_key": "k",
+            "messages": [USER | {"cache_control": {"type": "ephemeral"}}],
+        },
+        ["prompt_cache_options.mode"],
     ),
     "a message's key": (
         {"messages": [USER, {"role": "assistant", "content": "a", "annotations": [1], "refusal": None}, USER]},

@@ -25,7 +25,7 @@ class ReuseLimit(NamedTuple):
     at: int  # length of the prefix that an earlier text also had, whether it can be reused or not
     ours: int | None = None  # DIFFERS: our token at `at`
     theirs: int | None = None  # DIFFERS: the token at `at` of the nearest earlier text with the same salt
-    onward: tuple[int, ...] = ()  # DIFFERS: the next few tokens of that text, `theirs` included
+    onward: tuple[int, ...] = ()  # DIFFERS: the next tokens of that text, `theirs` included
     when: float | None = None  # EVICTED, OUT_OF_WINDOW: time of the eviction, in seconds since the epoch
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,15 +20,19 @@ from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation
+from kvarn.server.diagnostics import compare
+from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault
 from kvarn.server.fingerprint import fingerprint_of
 from kvarn.server.ignored import Ignored
 from kvarn.server.metrics import Metrics
 from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
+from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
+from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
 from kvarn.server.protocols.base import Reply, Setting
 from kvarn.server.protocols.responses.store import Responses
 from kvarn.server.records import Records
@@ -51,6 +55,7 @@ class Planned(NamedTuple):
     ignored: list[Ignored]
     rule: Rule | None
     notes: Mapping[str, Any] = {}
+    outline: Outline | None = None  # of a chat
 
 
 class Service:
@@ -141,14 +146,12 @@ class Service:
             entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
         generation = Generation(
             self.worker,
-            self.llm.tokenizer,
-            reply(self._setting(submissions), call),
+            reply(self._setting(call, caller, planned), call),
             call,
-            caller,
-            self._records,
             entry,
             planned.reader,
             planned.ignored,
+            Explaining(self._records, caller, self._prompts, call, planned.outline),
             planned.notes,
         )
         try:
@@ -161,10 +164,18 @@ class Service:
         """A request for text that is checked and tokenized, and not started."""
         return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
-    def _setting(self, submissions: Sequence[Submission]) -> Setting:
-        prompts = [submission.prompt for submission in submissions]
-        token_bytes = self.llm.tokenizer.token_bytes
-        return Setting(self.name, token_bytes, self._fingerprint, prompts, submissions[0].params)
+    def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
+        cache, compared, outline = self.llm.cache, call.compared, planned.outline
+        then = None if compared is None else self._records.outline(compared, caller.owner)
+        return Setting(
+            self.name,
+            self.llm.tokenizer.token_bytes,
+            self._fingerprint,
+            prompts=[submission.prompt for submission in planned.submissions],
+            params=planned.submissions[0].params,
+            shared_block=cache.placements[0].block_size if cache.shares else 0,
+            comparison=None if compared is None or outline is None else compare(outline, then),
+        )
 
     def _threads(self, call: Call) -> Executor | None:
         """Those that may wait for templates; None: asyncio's."""
@@ -178,7 +189,7 @@ class Service:
         if call.talk is not None:
             chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
         rule = None if call.structure is None else Rule(call.structure)
         echoed = self._prompts.echoed if call.echo else lambda prompt: ""
         prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
@@ -239,6 +250,8 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self.caller(request)
+        if asks_for_anthropic(request):
+            return JSONResponse(model_page(self._model_info()))
         # Codex reads `models`: its own facts about models, of which there are none.
         return JSONResponse({"object": "list", "data": [self._model()], "models": []})
 
@@ -246,7 +259,7 @@ class Service:
         self.caller(request)
         if request.path_params["id"].removesuffix("/") != self.name:
             raise self._no_such_model()
-        return JSONResponse(self._model())
+        return JSONResponse(self._model_info() if asks_for_anthropic(request) else self._model())
 
     async def health(self, request: Request) -> Response:
         if not self.worker.alive:
@@ -297,6 +310,9 @@ class Service:
     def _model(self) -> dict[str, Any]:
         facts = {"created": self._started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
         return {"id": self.name, "object": "model", **facts}
+
+    def _model_info(self) -> dict[str, Any]:
+        return model_info(self.name, self._started, self.llm.cache.longest)
 
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""

@@ -8,25 +8,23 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.chats.answer import Reader
-from kvarn.engine.explain import Explanation, to_json, without_texts
+from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
-from kvarn.server.access import Caller
+from kvarn.server.causes import differs
+from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault, refuse
 from kvarn.server.ignored import Ignored, headers, list_of
 from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Reply
-from kvarn.server.records import Records
 from kvarn.server.request_log import Entry, entry_of
 from kvarn.server.worker import Submission, Worker
-from kvarn.text.tokenizer import Tokenizer
 
 log = logging.getLogger("kvarn")
 
@@ -39,22 +37,18 @@ class Generation:
     def __init__(
         self,
         worker: Worker,
-        tokenizer: Tokenizer,
         reply: Reply,
         call: Call,
-        caller: Caller,
-        records: Records,
         entry: Entry,
         reader: Callable[[], Reader],
         ignored: list[Ignored],
+        explaining: Explaining,
         notes: Mapping[str, Any],
     ) -> None:
         self._worker = worker
-        self._tokenizer = tokenizer
         self.reply = reply
         self._call = call
-        self._caller = caller
-        self._records = records
+        self._explaining = explaining
         self._entry = entry
         self._answers: defaultdict[int, Reader] = defaultdict(reader)  # by choice
         self._held: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
@@ -63,6 +57,7 @@ class Generation:
         self._n_reasoning = 0
         self._ended: dict[int, Explanation] = {}
         self._explained = False
+        self._recording: asyncio.Task[Any] | None = None
         self._holding = False
         self._n_tokens = 0
         self._n_prompt_tokens = 0
@@ -101,8 +96,13 @@ class Generation:
             self._entry.ended(update)
 
     def _record_if_ended(self) -> None:
-        if not self._explained and len(self._ended) == len(self._tickets):
-            self._record()
+        """Also if nobody waits for the answer any more."""
+        if self._recording is not None or self._explained or len(self._ended) < len(self._tickets):
+            return
+        if any(map(differs, self._ended.values())):
+            self._recording = asyncio.ensure_future(self._record())
+        else:
+            self._store([self._ended[i] for i in sorted(self._ended)])
 
     def _release(self) -> None:
         if self._holding:
@@ -115,7 +115,7 @@ class Generation:
 
     async def whole(self) -> dict[str, Any]:
         choices = {index: self._part(index, part) async for index, part in self._parts()}
-        return self.reply.whole([choices[index] for index in sorted(choices)], self._end())
+        return self.reply.whole([choices[index] for index in sorted(choices)], await self._end())
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Of a stream. An error ends it."""
@@ -124,7 +124,7 @@ class Generation:
         async for index, part in self._parts():
             for frame in self.reply.part(self._part(index, part)):
                 yield frame
-        for frame in self.reply.end(self._end()):
+        for frame in self.reply.end(await self._end()):
             yield frame
 
     def _part(self, index: int, part: AnswerPart) -> Part:
@@ -136,7 +136,8 @@ class Generation:
             finish = answer.finish_reason(finish)
         tokens = list(part.tokens[self._n_sampled[index] : part.n_tokens])
         self._n_sampled[index] = part.n_tokens
-        return Part(index, deltas, answer, tokens, part.n_tokens, self._entries(index, part), finish, part.stop)
+        logprobs = self._entries(index, part)
+        return Part(index, deltas, answer, tokens, part.n_tokens, logprobs, finish, part.stop, part.adoption)
 
     async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
@@ -171,45 +172,31 @@ class Generation:
         held.clear()
         return known
 
-    def _end(self) -> End:
-        told = self._told()
-        return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
-
-    def _told(self) -> dict[str, Any]:
-        """The object `kvarn` of the answer: the explanation, and what the client should know besides."""
-        told = {**self._record(), **self._notes}
+    async def _end(self) -> End:
+        told = {**await self._record(), **self._notes}
         if self._ignored:
             told["ignored"] = list_of(self._ignored)
         if errors := [each.error for _, each in sorted(self._answers.items()) if each.error]:
             told["tool_parse_error"] = "; ".join(errors)
-        return told
+        return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
 
-    def _record(self) -> dict[str, Any]:
-        """Store the explanation for the caller's key, and return it. What is stored may have less text."""
+    async def _record(self) -> dict[str, Any]:
+        prompts = [(self._ended[i], self._tickets[i].submission.prompt) for i in sorted(self._ended)]
+        return self._store(await self._explaining.causes(prompts))
+
+    def _store(self, found: Sequence[Explanation]) -> dict[str, Any]:
+        """Store the explanation for the caller's key, and return it."""
         self._explained = True
-        each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {
             "id": self.reply.id,
             "request_id": self._entry.id,
             "created": self.reply.created,
             "model": self.reply.model,
         }
-        kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
-        told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
-        if self._call.kept and not self._caller.keeps_text:
-            stored["id"] = f"{self.reply.id[:12]}..."  # who knows all of it may read the answer
-        self._records.add(self.reply.id, self._caller.owner, stored, self._entry.id)
+        answer = self._answers.get(0) if self._call.n == 1 else None
+        told = self._explaining.store(head, found, answer, self._n_tokens)
         self._release()
         return told
-
-    def _quotable(self, explanation: Explanation) -> Explanation:
-        """Without the tokens of the earlier text, if the caller may not see them."""
-        if self._caller.quotes or explanation.limit is None:
-            return explanation
-        return replace(explanation, limit=explanation.limit._replace(theirs=None, onward=()))
-
-    def _spell(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, special=True)
 
 
 class Answer(Response):

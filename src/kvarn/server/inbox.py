@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvarn.cache.adoption import Adoption
 from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
 
@@ -19,6 +20,7 @@ class AnswerPart(NamedTuple):
     ends: Sequence[int] = ()  # how long the text was after each token of the sample; the first n_tokens are of it
     tokens: Sequence[int] = ()  # of the sample; the first n_tokens are of it
     stop: str | None = None  # the stop text that ended it
+    adoption: Adoption | None = None  # what the prompt reused
 
 
 class Ended(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from kvarn.errors import BadStructure
+from kvarn.server.cache_hints import priority_of
 from kvarn.server.ignored import Ignored, is_no_op, of_body, of_constraint
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import DETOKENIZE, TOKENIZE, Fields
@@ -64,6 +65,7 @@ class Call:
     given: dict[str, Any] = field(default_factory=dict)  # fields that the reply gives back
     kept: bool = False  # the answer can be read again by its id
     text_logprobs: bool = False  # log-probabilities only of what comes after the reasoning
+    compared: str | None = None  # the id of an earlier response to compare with
 
     @property
     def chat(self) -> bool:
@@ -180,7 +182,8 @@ def call_of(
         continuous_usage=bool(options.get("continuous_usage_stats")),
         request_id=body.get("request_id"),
         cache_salt=body.get("cache_salt"),
-        cache_priority=int(body.get("cache_priority", 0)),
+        cache_priority=priority_of(body),
+        compared=(body.get("prompt_cache_options") or {}).get("comparison_response_id"),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kvarn.chats.chats import Chats, Prepared
 from kvarn.chats.continuation import Suffix
 from kvarn.llm import LLM
+from kvarn.server.causes import Causes
 from kvarn.server.ignored import Ignored, is_no_op, of_constraint, of_variables
 from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
@@ -23,6 +24,7 @@ from kvarn.text.tokenizer import Prompt
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
 
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn reasoning on and off
 EXCERPT = 2000  # tokens of each end of a prompt that can be in the log
 
 
@@ -40,6 +42,7 @@ class Prompts:
         self._tokenizer = tokenizer = llm.tokenizer
         self._llm = llm
         self._template = TemplateProcess(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
+        self.causes = Causes(tokenizer, lambda: self._chats, lambda talk: self._variables(talk)[0])
 
     def start(self) -> None:
         """Start the process for templates, so that the first conversation need not wait for it."""
@@ -108,6 +111,11 @@ class Prompts:
                 used = True
             if not used and not is_no_op("reasoning_effort", talk.effort):
                 ignored.append(Ignored("reasoning_effort", talk.effort_field))
+        if talk.thinks is not None:
+            switches = [name for name in SWITCHES if name in names]
+            variables = dict.fromkeys(switches, talk.thinks) | variables
+            if not switches and not (talk.thinks and self._chats.dialect.reasoning):
+                ignored.append(Ignored("thinking", "thinking"))
         return variables, ignored
 
     @cached_property
@@ -127,6 +135,10 @@ class Prompts:
 
     def text(self, tokens: Sequence[int]) -> str:
         self._check_ids(tokens, "tokens")
+        return self._tokenizer.decode(tokens, special=True)
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """For explanations. Control tokens are shown."""
         return self._tokenizer.decode(tokens, special=True)
 
     def echoed(self, prompt: Prompt) -> str:

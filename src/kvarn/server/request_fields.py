@@ -69,7 +69,23 @@ SHARED: dict[str, Schema] = {
         "maximum": 3,
         "description": "how often eviction skips the blocks that this request leaves in the cache",
     },
+    "prompt_cache_retention": {
+        "type": "string",
+        "maxLength": 32,
+        "description": "in_memory or 24h: raises cache_priority, if that is not given",
+    },
+    "prompt_cache_options": {
+        "type": "object",
+        "properties": {
+            "ttl": {"anyOf": [{"type": "string", "maxLength": 32}, {"type": "null"}]},
+            "comparison_response_id": {"anyOf": [{"type": "string", "maxLength": 256}, {"type": "null"}]},
+        },
+        "maxProperties": 16,
+        "description": "ttl raises cache_priority; comparison_response_id: say what changed since that answer. Other "
+        "fields are accepted, have no effect and are reported",
+    },
 }
+OPTIONS = ("ttl", "comparison_response_id")  # those of prompt_cache_options that have an effect
 
 CHAT: dict[str, Schema] = {
     "messages": {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 4096},
@@ -164,10 +180,7 @@ NO_OPS: dict[str, list[Any]] = {
 }
 HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")  # they do not change the answer
 # Accepted without effect, and reported: they ask for a service, a speed or a style that this server does not have.
-IGNORED = (
-    *("service_tier", "verbosity", "prediction", "web_search_options"),
-    *("prompt_cache_retention", "prompt_cache_options"),
-)
+IGNORED = ("service_tier", "verbosity", "prediction", "web_search_options")
 
 
 class Fields(NamedTuple):

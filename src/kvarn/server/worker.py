@@ -69,7 +69,7 @@ class Ticket(Listener):
                 text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
             if text or logprobs or sample.finish_reason:
                 part = AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends, tokens)
-                self.put(part._replace(stop=stream.stopped_by))
+                self.put(part._replace(stop=stream.stopped_by, adoption=job.request.adoption))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
@@ -81,7 +81,7 @@ class Ticket(Listener):
                     logprobs = _of_prompt(job) + completion.logprobs
                     stream, reason = job.texts[index], completion.finish_reason
                     part = AnswerPart(index, text, logprobs, reason, n, stream.ends, completion.tokens)
-                    self.put(part._replace(stop=stream.stopped_by))
+                    self.put(part._replace(stop=stream.stopped_by, adoption=job.request.adoption))
         request = job.request
         n_tokens = sum(sample.n_output for sample in request.samples)
         reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)

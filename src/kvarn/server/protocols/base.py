@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvarn.cache.adoption import Adoption
 from kvarn.chats.answer import Reader
 from kvarn.dialect import Delta
 from kvarn.engine.explain import Explanation
 from kvarn.engine.params import SamplingParams
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.diagnostics import Comparison
 from kvarn.server.faults import ErrorForm
 from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
@@ -42,6 +44,7 @@ class Part:
     logprobs: list[TokenLogprob] | None  # if the call asks for them
     finish: str | None  # stop, length, tool_calls; None: there is more
     stop: str | None  # the stop text that ended it
+    adoption: Adoption | None = None  # what its prompt reused
 
 
 class End(NamedTuple):
@@ -60,6 +63,12 @@ class End(NamedTuple):
     def n_cached(self) -> int:
         return sum(each.reused for each in self.explanations)
 
+    @property
+    def adoption(self) -> Adoption | None:
+        """Of the first prompt; a chat has no other."""
+        first = self.explanations[0]
+        return None if first.limit is None else Adoption(first.reused, first.limit)
+
 
 class Setting(NamedTuple):
     """What replies know about the server and the request."""
@@ -69,6 +78,14 @@ class Setting(NamedTuple):
     fingerprint: str | None = None  # changes if the bits of answers may change
     prompts: Sequence[Sequence[int]] = ()
     params: SamplingParams = SamplingParams()
+    shared_block: int = 0  # tokens of a block that later requests can reuse; 0: they reuse nothing
+    comparison: Comparison | None = None  # with an earlier response that the call names
+
+    def n_written(self, n_prompt: int, n_cached: int) -> int:
+        """Prompt tokens that this request has put into the cache for later ones: those of full blocks. The last token
+        of a prompt is computed each time."""
+        full = n_prompt - max(n_prompt % self.shared_block, 1) if self.shared_block else 0
+        return max(full - n_cached, 0)
 
 
 class Reply(Protocol):

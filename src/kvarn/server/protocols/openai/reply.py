@@ -14,6 +14,7 @@ from typing import ClassVar
 from kvarn.chats.answer import Reader
 from kvarn.dialect import CallArguments, CallBegin, Content, Delta, Malformed, Reasoning
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.diagnostics import openai_diagnostics
 from kvarn.server.faults import openai_error
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
@@ -46,7 +47,8 @@ class OpenAIReply:
 
     def whole(self, choices: Sequence[Part], end: End) -> Json:
         made = [self._choice(part) for part in choices]
-        return {**self._head(self.whole_kind), "choices": made, "usage": usage_of(end), "kvarn": end.told}
+        body = {**self._head(self.whole_kind), "choices": made, "usage": self._usage(end), "kvarn": end.told}
+        return body | self._diagnostics(end)
 
     def _choice(self, part: Part) -> Json:
         raise NotImplementedError
@@ -72,7 +74,8 @@ class OpenAIReply:
     def end(self, end: End) -> Iterator[bytes]:
         """The last chunk carries the explanation, and the usage if it was asked for."""
         with_usage = self._call.include_usage or self._call.continuous_usage
-        yield self._chunk(self._last, usage_of(end) if with_usage else None, end.told)
+        last = self._body(self._last, self._usage(end) if with_usage else None, end.told)
+        yield sse(compact(last | self._diagnostics(end)))
         yield sse("[DONE]")
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[bytes]:
@@ -93,13 +96,26 @@ class OpenAIReply:
             return self._chunk([choice])
         return self._chunk([choice], usage_so_far(self._n_prompt, sum(self._n_sampled.values())))
 
-    def _chunk(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> bytes:
+    def _chunk(self, choices: list[Json], usage: Json | None = None) -> bytes:
+        return sse(compact(self._body(choices, usage)))
+
+    def _body(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> Json:
         body = {**self._head(self.chunk_kind), "choices": choices}
         if usage is not None:
             body["usage"] = usage
         if explanation is not None:
             body["kvarn"] = explanation
-        return sse(compact(body))
+        return body
+
+    def _usage(self, end: End) -> Json:
+        return usage_of(end, sum(self._setting.n_written(each.prompt, each.reused) for each in end.explanations))
+
+    def _diagnostics(self, end: End) -> Json:
+        """What changed since the answer that the request names."""
+        if self._call.compared is None:
+            return {}
+        found = openai_diagnostics(self._setting.comparison, end.adoption, end.n_prompt)
+        return {"prompt_cache_diagnostics": found}
 
     def _head(self, kind: str) -> Json:
         return {
@@ -145,7 +161,7 @@ class ChatReply(OpenAIReply):
 
     def _chunks(self, part: Part) -> list[Json]:
         """The log-probabilities are in the first one."""
-        found = [_chunked(part.index, body) for delta in part.deltas if (body := self._body(delta))]
+        found = [_chunked(part.index, body) for delta in part.deltas if (body := self._delta(delta))]
         if (part.finish and not (found and "content" in found[-1]["delta"])) or (part.logprobs and not found):
             found.append(_chunked(part.index, {}))
         if part.logprobs is not None and found:
@@ -154,7 +170,7 @@ class ChatReply(OpenAIReply):
             found[-1]["finish_reason"] = part.finish
         return found
 
-    def _body(self, delta: Delta) -> Json:
+    def _delta(self, delta: Delta) -> Json:
         """Empty if the client sees nothing of it."""
         match delta:
             case Content(text) | Malformed(text):
@@ -231,12 +247,12 @@ def _or_null(logprob: float) -> float | None:
     return None if math.isnan(logprob) else max(logprob, LEAST)
 
 
-def usage_of(end: End) -> Json:
+def usage_of(end: End, n_written: int) -> Json:
     return {
         "prompt_tokens": end.n_prompt,
         "completion_tokens": end.n_tokens,
         "total_tokens": end.n_prompt + end.n_tokens,
-        "prompt_tokens_details": {"cached_tokens": end.n_cached},
+        "prompt_tokens_details": {"cached_tokens": end.n_cached, "cache_write_tokens": n_written},
         "completion_tokens_details": {"reasoning_tokens": end.n_reasoning},
     }
 
