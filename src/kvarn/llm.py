@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+from kvarn.arrays import Floats
 from kvarn.backends import AUTO
 from kvarn.backends.base import Backend, Memory
 from kvarn.backends.choice import Opening
@@ -36,6 +37,7 @@ from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.own_pooling import own_pooling
 from kvarn.loading.own_sampling import own_sampling
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
@@ -114,6 +116,7 @@ class LLM:
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
+        self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
         config = CacheConfig(
@@ -304,6 +307,20 @@ class LLM:
         if self.trust_messages:
             return Unquoted()
         return Quoting(self.tokenizer.control_texts, self.tokenizer.plain_texts, strings)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str | None = None) -> list[Floats]:
+        """The vector of each prompt (text, or token ids), of length 1: its last hidden state (`last`), or the mean of
+        all of them (`mean`). None takes what the model's file says, else `last`."""
+        jobs: list[Job] = []
+        chosen = pooling or self.pooling
+        given = [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts_of(prompts)]
+        try:
+            self._start_all([partial(self.runner.embed, each, chosen) for each in given], jobs)
+            for job in jobs:
+                self.runner.wait(job)
+        finally:
+            self._cancel(jobs)
+        return [job.request.pool.vector() for job in jobs if job.request.pool is not None]
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 

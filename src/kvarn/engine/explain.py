@@ -145,6 +145,7 @@ def _why(e: Explanation, limit: ReuseLimit) -> str:
         Reason.OUT_OF_WINDOW: f"{known} known, but {lost} of them had left the window{when}",
         Reason.SHORT: f"{known} shared, {lost} of them in a block that was never filled and not kept",
         Reason.NOT_SHARING: "this cache strategy does not share prefixes; paged does",
+        Reason.STATES: "the mean of the prompt's states was asked for, which needs the state of every token",
         Reason.LOGITS: "log-probabilities of the prompt were asked for, which need the logits of every token",
     }[limit.reason]
 
