@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 from support.serving import Served, serve, tiny_model
 
-from kvarn.server import protocol
 from kvarn.server.bodies import LARGE, MOST_BYTES, Bodies, ByteBudget
+from kvarn.server.parse import parse as parse_body
 from kvarn.server.refusal import Refusal
 
 
@@ -160,8 +160,8 @@ def test_a_length_that_is_too_large_is_refused_before_the_body() -> None:
 def test_bodies_of_too_many_items_are_refused_before_they_are_parsed() -> None:
     for item, n in ((b"{},", 1 << 18), (b"[],", 1 << 18), (b"1,", 1 << 20)):
         with pytest.raises(Refusal, match="the body has more than 1048576 items, or 262144 objects and lists"):
-            protocol.parse(b'{"metadata": [' + item * n + b"1, 1]}")
-    assert len(protocol.parse(b'{"tokens": [' + b"1," * ((1 << 20) - 1) + b"1]}")["tokens"]) == 1 << 20
+            parse_body(b'{"metadata": [' + item * n + b"1, 1]}")
+    assert len(parse_body(b'{"tokens": [' + b"1," * ((1 << 20) - 1) + b"1]}")["tokens"]) == 1 << 20
 
 
 def resident(server: Served, field: str = "VmRSS") -> float:

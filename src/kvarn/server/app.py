@@ -16,7 +16,6 @@ from kvarn.chats.answer import Reader
 from kvarn.chats.rules import Rule
 from kvarn.engine.params import SamplingParams
 from kvarn.llm import LLM
-from kvarn.server import protocol
 from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
@@ -27,14 +26,15 @@ from kvarn.server.ignored import Ignored
 from kvarn.server.metrics import Metrics
 from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
+from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
-from kvarn.server.protocol import Call
+from kvarn.server.protocols import PROTOCOLS
+from kvarn.server.protocols.base import Reply, Setting
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
-from kvarn.server.reply import Reply
 from kvarn.server.request_id import HEADER, Identified
 from kvarn.server.request_log import RequestLog, entry_of
-from kvarn.server.routes import Endpoint, application
+from kvarn.server.routes import Bound, Endpoint, application
 from kvarn.server.structures import Structures
 from kvarn.server.worker import Submission, Worker
 
@@ -110,23 +110,23 @@ class Service:
             "/kvarn/requests/{id:path}": self.request,
         }
         post: dict[str, Endpoint] = {
-            "/v1/chat/completions": self.chat,
-            "/v1/completions": self.completions,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
-        return Identified(OriginCheck(application(get, post), self._sites), self.log)
+        bound = [Bound("GET", path, endpoint) for path, endpoint in get.items()]
+        bound += [Bound("POST", path, endpoint) for path, endpoint in post.items()]
+        for protocol in PROTOCOLS:
+            for each in protocol.addresses:
+                bound.append(Bound(each.method, each.path, partial(each.serve, self), protocol.error))
+        return Identified(OriginCheck(application(bound), self._sites), self.log)
 
     # -- text ----------------------------------------------------------------------------------------------------
 
-    async def chat(self, request: Request) -> Response:
-        return await self._generate(request, protocol.chat_call)
-
-    async def completions(self, request: Request) -> Response:
-        return await self._generate(request, protocol.completion_call)
-
-    async def _generate(self, request: Request, parse: Callable[[bytes], Call]) -> Response:
-        caller, entry = self._caller(request), entry_of(request.scope)
+    async def generate(
+        self, request: Request, parse: Callable[[bytes], Call], reply: Callable[[Setting, Call], Reply]
+    ) -> Response:
+        """The answer to a request for text, in any protocol."""
+        caller, entry = self.caller(request), entry_of(request.scope)
         compute = partial(self._planned, caller)
         call, planned = await self._bodies.process(request, parse, compute, self._threads)
         constrain = await self._structures.constrain(planned.rule, call.structure_field or "tools")
@@ -137,12 +137,10 @@ class Service:
             entry.id = call.request_id
         if self.log.texts:
             entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
-        with_reasoning = call.talk is None or call.talk.reasoning
-        reply = Reply(call.chat, self.name, self.llm.tokenizer.token_bytes, with_reasoning, self._fingerprint)
         generation = Generation(
             self.worker,
             self.llm.tokenizer,
-            reply,
+            reply(Setting(self.name, self.llm.tokenizer.token_bytes, self._fingerprint), call),
             call,
             caller,
             self._records,
@@ -200,18 +198,18 @@ class Service:
         return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, shown=shown)
 
     async def tokenize(self, request: Request) -> Response:
-        self._caller(request)
+        self.caller(request)
         _, tokens = await self._bodies.process(
             request,
-            protocol.tokenize_call,
+            tokenize_call,
             self._tokens,
             lambda body: self._prompts.threads if "talk" in body else None,
         )
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
-        self._caller(request)
-        _, text = await self._bodies.process(request, protocol.detokenize_call, self._text)
+        self.caller(request)
+        _, text = await self._bodies.process(request, detokenize_call, self._text)
         return JSONResponse({"prompt": text})
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
@@ -228,11 +226,11 @@ class Service:
         return JSONResponse(overview())
 
     async def models(self, request: Request) -> Response:
-        self._caller(request)
+        self.caller(request)
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        self._caller(request)
+        self.caller(request)
         if request.path_params["id"].removesuffix("/") != self.name:
             raise self._no_such_model()
         return JSONResponse(self._model())
@@ -255,15 +253,15 @@ class Service:
         return JSONResponse(self._openapi)
 
     async def cache(self, request: Request) -> Response:
-        self._caller(request)
+        self.caller(request)
         return JSONResponse(residency(self.llm.cache))
 
     async def requests(self, request: Request) -> Response:
-        caller = self._caller(request)
+        caller = self.caller(request)
         return JSONResponse({"object": "list", "data": self._records.recent(caller.owner)})
 
     async def request(self, request: Request) -> Response:
-        caller, id = self._caller(request), request.path_params["id"]
+        caller, id = self.caller(request), request.path_params["id"]
         explanation = self._records.get(id, caller.owner)
         if explanation is None:
             raise Refusal(404, "this key made no such request, or it is too long ago", "id")
@@ -271,7 +269,7 @@ class Service:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _caller(self, request: Request) -> Caller:
+    def caller(self, request: Request) -> Caller:
         caller = self._access.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
         entry_of(request.scope).key = caller.name
         return caller

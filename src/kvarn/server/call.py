@@ -1,11 +1,10 @@
-"""One completion request over HTTP: submissions to the engine, updates from it, and an answer, whole or streamed.
+"""One request for text over HTTP: submissions to the engine, updates from it, and an answer, whole or streamed.
 
 A call can end with an answer or a refusal, or because the client disconnects or stops reading. In each
 case its submissions are cancelled, which frees their blocks before the next step.
 """
 
 import asyncio
-import json
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,23 +15,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.chats.answer import Reader
-from kvarn.dialect import Delta
 from kvarn.engine.explain import Explanation, to_json, without_texts
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.access import Caller
 from kvarn.server.faults import fault, refuse
 from kvarn.server.ignored import Ignored, headers, list_of
 from kvarn.server.inbox import AnswerPart, Ended, Inbox
-from kvarn.server.protocol import Call
+from kvarn.server.parse import Call
+from kvarn.server.protocols.base import End, Part, Reply
 from kvarn.server.records import Records
-from kvarn.server.reply import Reply, usage_of, usage_so_far
 from kvarn.server.request_log import Entry, entry_of
 from kvarn.server.worker import Submission, Worker
 from kvarn.text.tokenizer import Tokenizer
 
 log = logging.getLogger("kvarn")
-
-EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class Generation:
@@ -53,7 +49,7 @@ class Generation:
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
-        self._reply = reply
+        self.reply = reply
         self._call = call
         self._caller = caller
         self._records = records
@@ -67,7 +63,7 @@ class Generation:
         self._holding = False
         self._n_tokens = 0
         self._n_prompt_tokens = 0
-        self._n_sampled: dict[int, int] = {}  # tokens of each choice so far
+        self._n_sampled: defaultdict[int, int] = defaultdict(int)  # tokens of each choice so far
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
@@ -112,52 +108,32 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        return headers(self._ignored)
+        return {**self.reply.headers, **headers(self._ignored)}
 
     async def whole(self) -> dict[str, Any]:
-        choices = {}
-        async for index, part in self._parts():
-            self._read(index, part)
-            finish = part.finish_reason or "stop"
-            choices[index] = self._reply.choice(index, self._answers[index], self._entries(index, part), finish)
-        return self._reply.whole([choices[index] for index in sorted(choices)], self._usage(), self._told())
+        choices = {index: self._part(index, part) async for index, part in self._parts()}
+        return self.reply.whole([choices[index] for index in sorted(choices)], self._end())
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """One chunk per piece of the answer. The last chunk carries the explanation, and the usage if it was asked
-        for."""
-        opened: set[int] = set()
-        last: list[dict[str, Any]] = []  # the end of a choice, held back because it may be the last chunk
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Of a stream. An error ends it."""
+        for frame in self.reply.begin(self._n_prompt_tokens):
+            yield frame
         async for index, part in self._parts():
-            deltas, finish = self._read(index, part), part.finish_reason
-            finish = finish and self._answers[index].finish_reason(finish)
-            found = self._reply.deltas(index, deltas, self._entries(index, part), finish)
-            if not found:
-                continue
-            for held in last:
-                yield self._chunk(held)
-            if self._call.chat and index not in opened:
-                yield self._chunk(self._reply.opening(index, found[0]["delta"]))
-            opened.add(index)
-            self._n_sampled[index] = part.n_tokens
-            last = [found.pop()] if finish and not self._call.include_usage else []
-            for each in found:
-                yield self._chunk(each)
-        with_usage = self._call.include_usage or self._call.continuous_usage
-        yield self._reply.chunk(last, self._usage() if with_usage else None, self._told())
+            for frame in self.reply.part(self._part(index, part)):
+                yield frame
+        for frame in self.reply.end(self._end()):
+            yield frame
 
-    def _read(self, index: int, part: AnswerPart) -> list[Delta]:
-        """The parts of the answer that have become certain."""
+    def _part(self, index: int, part: AnswerPart) -> Part:
         answer = self._answers[index]
-        deltas = answer.push(part.text)
-        if part.finish_reason:
+        deltas, finish = answer.push(part.text), part.finish_reason
+        if finish:
             deltas += answer.finish()
             self._n_reasoning += answer.n_reasoning(part.ends)
-        return deltas
-
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        if not self._call.continuous_usage:
-            return self._reply.chunk([choice])
-        return self._reply.chunk([choice], usage_so_far(self._n_prompt_tokens, sum(self._n_sampled.values())))
+            finish = answer.finish_reason(finish)
+        tokens = list(part.tokens[self._n_sampled[index] : part.n_tokens])
+        self._n_sampled[index] = part.n_tokens
+        return Part(index, deltas, answer, tokens, part.n_tokens, self._entries(index, part), finish, part.stop)
 
     async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
@@ -178,7 +154,7 @@ class Generation:
         """Without those of reasoning that the answer does not have."""
         if self._call.settings["logprobs"] is None:
             return None
-        if self._reply.reasoning:
+        if self._call.talk is None or self._call.talk.reasoning:
             return list(part.logprobs)
         answer = self._answers[index]
         if not self._call.stream:
@@ -192,8 +168,9 @@ class Generation:
         held.clear()
         return known
 
-    def _usage(self) -> dict[str, Any]:
-        return usage_of(list(self._ended.values()), self._n_tokens, self._n_reasoning)
+    def _end(self) -> End:
+        told = self._told()
+        return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
 
     def _told(self) -> dict[str, Any]:
         """The object `kvarn` of the answer: the explanation, and what the client should know besides."""
@@ -209,14 +186,14 @@ class Generation:
         self._explained = True
         each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {
-            "id": self._reply.id,
+            "id": self.reply.id,
             "request_id": self._entry.id,
-            "created": self._reply.created,
-            "model": self._reply.model,
+            "created": self.reply.created,
+            "model": self.reply.model,
         }
         kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
         told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
-        self._records.add(self._reply.id, self._caller.owner, stored, self._entry.id)
+        self._records.add(self.reply.id, self._caller.owner, stored, self._entry.id)
         self._release()
         return told
 
@@ -241,7 +218,7 @@ class Answer(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._events(scope, send) if self._stream else self._once(scope, receive, send)
+        answer = self._streamed(scope, send) if self._stream else self._once(scope, receive, send)
         answering = asyncio.ensure_future(answer)
         disconnected = asyncio.ensure_future(_until_disconnected(receive))
         try:
@@ -258,38 +235,39 @@ class Answer(Response):
         try:
             response: Response = JSONResponse(await self._generation.whole(), headers=self._generation.headers)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
-            response = refuse(scope, error)
+            response = refuse(scope, error, self._generation.reply.error)
         try:
             async with asyncio.timeout(self._reader_seconds):
                 await response(scope, receive, send)
         except TimeoutError:
             self._not_read(scope)
 
-    async def _events(self, scope: Scope, send: Send) -> None:
-        """The head goes with the first event. Until then the connection can find out whether its client has gone."""
+    async def _streamed(self, scope: Scope, send: Send) -> None:
+        """The head goes with the first frame. Until then the connection can find out whether its client has gone."""
         try:
-            async for chunk in self._generation.chunks():
-                await self._event(send, json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-            await self._event(send, "[DONE]")
+            async for frame in self._generation.frames():
+                await self._frame(send, frame)
         except TimeoutError:  # the socket's buffers are full and the client does not read
             self._not_read(scope)
             return
         except Exception as error:  # noqa: BLE001 (reported to the caller)
-            refusal = fault(error)
-            entry_of(scope).refused(refusal)
-            await self._event(send, json.dumps(refusal.body()))
+            refusal, entry = fault(error), entry_of(scope)
+            entry.refused(refusal)
+            for frame in self._generation.reply.failed(refusal, entry.id):
+                await self._frame(send, frame)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _not_read(self, scope: Scope) -> None:
         log.warning("a client did not read for %g s: its request is cancelled", self._reader_seconds)
         entry_of(scope).error = f"the client did not read for {self._reader_seconds:g} s"
 
-    async def _event(self, send: Send, data: str) -> None:
+    async def _frame(self, send: Send, frame: bytes) -> None:
         if not self._begun:
             self._begun = True
-            more = [(name.encode(), text.encode()) for name, text in self._generation.headers.items()]
-            await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *more]})
-        message = {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+            head = {"content-type": self._generation.reply.media_type, "cache-control": "no-store"}
+            named = [(name.encode(), text.encode()) for name, text in (head | self._generation.headers).items()]
+            await send({"type": "http.response.start", "status": 200, "headers": named})
+        message = {"type": "http.response.body", "body": frame, "more_body": True}
         # Not wait_for: it makes a task, and before Python 3.12 it loses a cancellation that comes as the send ends.
         async with asyncio.timeout(self._reader_seconds):
             await send(message)

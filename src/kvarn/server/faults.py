@@ -1,6 +1,8 @@
 """What a client is told when its request fails: the HTTP status of every error, and the entry in the log."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -8,6 +10,8 @@ from starlette.types import Scope
 from kvarn.errors import KvarnError, PromptTooLong, QueueFull
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_log import entry_of
+
+ErrorForm = Callable[[Refusal, str], dict[str, Any]]  # the body for a refusal and the id of its request
 
 log = logging.getLogger("kvarn")
 
@@ -27,8 +31,12 @@ def fault(error: Exception, retry_after: int = 1) -> Refusal:
     return Refusal(500, f"the request failed: internal error of the server ({type(error).__name__})")
 
 
-def refuse(scope: Scope, error: Exception) -> Response:
+def openai_error(refusal: Refusal, request_id: str) -> dict[str, Any]:
+    return refusal.body()
+
+
+def refuse(scope: Scope, error: Exception, form: ErrorForm = openai_error) -> Response:
     """The error response. It is noted in the log."""
-    refusal = fault(error)
-    entry_of(scope).refused(refusal)
-    return refusal.response()
+    refusal, entry = fault(error), entry_of(scope)
+    entry.refused(refusal)
+    return refusal.response(form(refusal, entry.id))

@@ -4,7 +4,7 @@ The list of such fields is closed (request_fields.py, chat_fields.py): what is i
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kvarn.server.chat_fields import (
@@ -36,9 +36,9 @@ class Ignored(NamedTuple):
     where: str
 
 
-def is_no_op(name: str, value: Any) -> bool:
+def is_no_op(name: str, value: Any, no_ops: Mapping[str, list[Any]] = NO_OPS) -> bool:
     """Whether the value of a field that is not implemented has no effect."""
-    return any(same(value, each) for each in NO_OPS.get(name, ()))
+    return any(same(value, each) for each in no_ops.get(name, ()))
 
 
 def of_body(body: dict[str, Any]) -> list[Ignored]:

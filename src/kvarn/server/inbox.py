@@ -17,6 +17,8 @@ class AnswerPart(NamedTuple):
     finish_reason: str | None
     n_tokens: int  # of the sample so far
     ends: Sequence[int] = ()  # how long the text was after each token of the sample; the first n_tokens are of it
+    tokens: Sequence[int] = ()  # of the sample; the first n_tokens are of it
+    stop: str | None = None  # the stop text that ended it
 
 
 class Ended(NamedTuple):

@@ -1,9 +1,10 @@
 """The OpenAPI document, made from the tables that check requests."""
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 from kvarn import __version__
-from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, IGNORED, NO_OPS, TOKENIZE
+from kvarn.server.protocols import PROTOCOLS
+from kvarn.server.request_fields import DETOKENIZE, TOKENIZE, Fields
 from kvarn.server.schema import Json, Schema, nullable
 
 ERROR: Schema = {
@@ -32,37 +33,44 @@ GETS = {
     "/openapi.json": "this document",
     "/kvarn/requests/{id}": "what a request reused, what it recomputed, and why",
 }
-POSTS: dict[str, tuple[str, Mapping[str, Schema], tuple[str, ...]]] = {
-    "/v1/chat/completions": ("answer a conversation", CHAT, ("messages",)),
-    "/v1/completions": ("continue a text or token ids", COMPLETION, ("prompt",)),
-    "/tokenize": ("text to token ids", TOKENIZE, ()),
-    "/detokenize": ("token ids to text", DETOKENIZE, ("tokens",)),
+POSTS: dict[str, tuple[str, Fields]] = {
+    "/tokenize": ("text to token ids", Fields(TOKENIZE)),
+    "/detokenize": ("token ids to text", Fields(DETOKENIZE, ("tokens",))),
 }
+
+
+class _Operation(NamedTuple):
+    method: str
+    path: str
+    summary: str
+    fields: Fields | None = None
+
+
+def _operations() -> list[_Operation]:
+    spoken = [each for protocol in PROTOCOLS for each in protocol.addresses]
+    return [
+        *(_Operation("GET", path, what) for path, what in GETS.items()),
+        *(_Operation(each.method, each.path, each.summary, each.fields) for each in spoken),
+        *(_Operation("POST", path, what, fields) for path, (what, fields) in POSTS.items()),
+    ]
 
 
 def overview() -> Json:
     """What `GET /` answers."""
-    endpoints = {f"GET {path}": what for path, what in GETS.items()}
-    endpoints |= {f"POST {path}": what for path, (what, _, _) in POSTS.items()}
+    endpoints = {f"{each.method} {each.path}": each.summary for each in _operations()}
     return {"name": "kvarn", "version": __version__, "api": "OpenAI", "base_url": "/v1", "endpoints": endpoints}
 
 
 def document() -> Json:
     paths: Json = {}
-    for path, what in GETS.items():
-        operation: Json = {"summary": what, "responses": _responses()}
-        if "{id}" in path:
+    for each in _operations():
+        operation: Json = {"summary": each.summary, "responses": _responses()}
+        if "{id}" in each.path:
             operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-        paths[path] = {"get": operation}
-    for path, (what, table, required) in POSTS.items():
-        content = {"application/json": {"schema": _body(table, required)}}
-        paths[path] = {
-            "post": {
-                "summary": what,
-                "requestBody": {"required": True, "content": content},
-                "responses": _responses(),
-            }
-        }
+        if each.fields is not None:
+            content = {"application/json": {"schema": _body(each.fields)}}
+            operation["requestBody"] = {"required": True, "content": content}
+        paths.setdefault(each.path, {})[each.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "kvarn", "version": __version__},
@@ -77,11 +85,12 @@ def document() -> Json:
     }
 
 
-def _body(table: Mapping[str, Schema], required: tuple[str, ...]) -> Schema:
-    properties: dict[str, Schema] = {name: {"enum": [*values, None]} for name, values in NO_OPS.items()}
-    properties |= {name: {"description": "accepted; changes nothing"} for name in HARMLESS}
-    properties |= {name: {"description": "accepted; has no effect, and the answer says so"} for name in IGNORED}
-    properties |= {name: schema if name in required else nullable(schema) for name, schema in table.items()}
+def _body(fields: Fields) -> Schema:
+    required = fields.required
+    properties: dict[str, Schema] = {name: {"enum": [*values, None]} for name, values in fields.no_ops.items()}
+    properties |= {name: {"description": "accepted; changes nothing"} for name in fields.harmless}
+    properties |= {name: {"description": "accepted; has no effect, and the answer says so"} for name in fields.ignored}
+    properties |= {name: schema if name in required else nullable(schema) for name, schema in fields.table.items()}
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from kvarn.chats.chats import Chats, Prepared
 from kvarn.llm import LLM
 from kvarn.server.ignored import Ignored, is_no_op, of_constraint, of_variables
-from kvarn.server.protocol import Call
+from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
 from kvarn.server.structures import structure_errors
 from kvarn.server.talk import Talk

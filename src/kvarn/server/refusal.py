@@ -30,8 +30,9 @@ class Refusal(Exception):
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self, body: dict[str, Any] | None = None) -> JSONResponse:
+        """`body`: in the form of another protocol."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(self.body() if body is None else body, self.status, headers)

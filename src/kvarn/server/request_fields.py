@@ -4,7 +4,8 @@ A field that is in no table is refused. So is a field of `NO_OPS` whose value is
 `IGNORED` is accepted without effect, and the answer says so.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from kvarn.server.chat_fields import MARKUP, MESSAGE, STRUCTURES
 from kvarn.server.schema import Schema
@@ -167,3 +168,13 @@ IGNORED = (
     *("service_tier", "verbosity", "prediction", "web_search_options"),
     *("prompt_cache_retention", "prompt_cache_options"),
 )
+
+
+class Fields(NamedTuple):
+    """The fields of a body: those with an effect, and those that are accepted besides."""
+
+    table: Mapping[str, Schema]
+    required: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = HARMLESS
+    ignored: tuple[str, ...] = IGNORED
+    no_ops: Mapping[str, list[Any]] = NO_OPS

@@ -1,10 +1,11 @@
-"""The application around the endpoints: addresses, methods, and errors in OpenAI's format.
+"""The application around the endpoints: addresses, methods, and errors in the form of each protocol.
 
 Clients write one address in several ways. So every endpoint is also found with a slash at the end, and those
 below /v1 also without /v1. Nothing is redirected: a redirected POST loses its body in some clients.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,20 +14,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvarn.errors import printable
-from kvarn.server.faults import refuse
+from kvarn.server.faults import ErrorForm, openai_error, refuse
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_log import CLOSED
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(get: Mapping[str, Endpoint], post: Mapping[str, Endpoint]) -> Starlette:
-    """`get`: endpoints by address; they also answer HEAD."""
+class Bound(NamedTuple):
+    """An endpoint at its address. One of GET also answers HEAD. `form`: of its errors."""
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    form: ErrorForm = openai_error
+
+
+def application(bound: Sequence[Bound]) -> Starlette:
     routes = [
-        Route(address, _guarded(endpoint), methods=[method])
-        for method, endpoints in (("GET", get), ("POST", post))
-        for path, endpoint in endpoints.items()
-        for address in _addresses(path)
+        Route(address, _guarded(each.endpoint, each.form), methods=[each.method])
+        for each in bound
+        for address in _addresses(each.path)
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
     app.router.redirect_slashes = False
@@ -38,8 +46,8 @@ def _addresses(path: str) -> list[str]:
     return [address for name in names for address in (name, f"{name.rstrip('/')}/")]
 
 
-def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Turn every error of the endpoint into an error response in OpenAI's format."""
+def _guarded(endpoint: Endpoint, form: ErrorForm) -> Endpoint:
+    """Turn every error of the endpoint into an error response."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -47,7 +55,7 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
         except ClientDisconnect:
             return Response(status_code=CLOSED)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
-            return refuse(request.scope, error)
+            return refuse(request.scope, error, form)
 
     return guarded
 

@@ -54,18 +54,22 @@ class Ticket(Listener):
         self._worker = worker
         self._inbox = inbox
         self._which = which
+        self._tokens: dict[int, list[int]] = {}  # of each sample, if the call streams
 
     def token(self, job: Job, event: Event) -> None:
         sample = event.sample
         self._worker.metrics.token(event.gap)
         if self.submission.stream:
             stream = job.texts[sample.index]
-            text, ends = stream.take(), stream.ends  # it grows: n_output of them are of this part
+            tokens = self._tokens.setdefault(sample.index, [])
+            tokens.append(event.sampled.token)
+            text, ends = stream.take(), stream.ends  # these and the tokens grow: n_output of them are of this part
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if sample.n_output == 1:
                 text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
             if text or logprobs or sample.finish_reason:
-                self.put(AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends))
+                part = AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends, tokens)
+                self.put(part._replace(stop=stream.stopped_by))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
@@ -75,7 +79,9 @@ class Ticket(Listener):
                 if completion.finish_reason != "cancelled":
                     text, n = self.submission.echo + completion.text, len(completion.tokens)
                     logprobs = _of_prompt(job) + completion.logprobs
-                    self.put(AnswerPart(index, text, logprobs, completion.finish_reason, n, job.texts[index].ends))
+                    stream, reason = job.texts[index], completion.finish_reason
+                    part = AnswerPart(index, text, logprobs, reason, n, stream.ends, completion.tokens)
+                    self.put(part._replace(stop=stream.stopped_by))
         request = job.request
         n_tokens = sum(sample.n_output for sample in request.samples)
         reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)

@@ -17,6 +17,7 @@ class TextStream:
         """`shown`: control tokens that are part of the text."""
         self.text = ""  # ends before the stop string, if there was one
         self.ends: list[int] = []  # how long the text was after each token
+        self.stopped_by: str | None = None  # the stop string
         self._stop = tuple(stop)
         self._detokenizer = Detokenizer(tokenizer, shown=shown, after=prompt)
         self._certain = 0  # characters that can no longer change; set after the text
@@ -53,9 +54,10 @@ class TextStream:
         longest = max((len(stop) for stop in self._stop), default=0)
         start = max(len(self.text) - longest, 0)
         self.text += piece
-        stops = [at for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
+        stops = [(at, stop) for stop in self._stop if (at := self.text.find(stop, start)) >= 0]
         if stops:
-            self.text = self.text[: min(stops)]
+            at, self.stopped_by = min(stops)
+            self.text = self.text[:at]
             self._closed = True
         self._certain = max(self._certain, len(self.text) - (0 if self._closed else self._held()))
         return bool(stops)

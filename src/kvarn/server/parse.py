@@ -6,15 +6,15 @@ reports it (ignored.py). Non-goals: tokenization, and anything else that needs t
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from kvarn.errors import BadStructure
 from kvarn.server.ignored import Ignored, is_no_op, of_body, of_constraint
 from kvarn.server.refusal import Refusal
-from kvarn.server.request_fields import CHAT, COMPLETION, DETOKENIZE, HARMLESS, IGNORED, TOKENIZE
+from kvarn.server.request_fields import DETOKENIZE, TOKENIZE, Fields
 from kvarn.server.request_id import sane
-from kvarn.server.schema import Schema, problem, show
+from kvarn.server.schema import problem, show
 from kvarn.server.talk import Talk, talk_of
 from kvarn.structured import (
     Structure,
@@ -29,7 +29,6 @@ from kvarn.text.tokenizer import Prompt
 # would not fit into any context.
 MOST_CONTAINERS = 1 << 18  # { and [
 MOST_ITEMS = 1 << 20  # commas
-MOST_CHOICES = 128  # prompts times n of one call
 COMPLETION_TOKENS = 16  # OpenAI's default max_tokens of a completion; a chat may fill the context
 UNLIMITED = -1  # a max_tokens: as many as fit
 RANDOM = -1  # a seed: vLLM and llama.cpp draw one
@@ -62,6 +61,7 @@ class Call:
     request_id: str | None
     cache_salt: str | None
     cache_priority: int
+    given: dict[str, Any] = field(default_factory=dict)  # fields that the reply gives back
 
     @property
     def chat(self) -> bool:
@@ -73,30 +73,8 @@ class Call:
         return n
 
 
-def chat_call(raw: bytes) -> Call:
-    body = _checked(raw, CHAT, ("messages",))
-    top = body.get("top_logprobs")
-    if top and not body.get("logprobs"):
-        raise Refusal(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    limits = {int(body[name]) for name in ("max_tokens", "max_completion_tokens") if name in body}
-    if len(limits) > 1:
-        raise Refusal(400, "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
-    logprobs = int(top or 0) if body.get("logprobs") else None
-    return _call(body, talk=talk_of(body), logprobs=logprobs, limit=max(limits, default=None))
-
-
-def completion_call(raw: bytes) -> Call:
-    body = _checked(raw, COMPLETION, ("prompt",))
-    prompts = _prompts(body["prompt"])
-    if len(prompts) * int(body.get("n", 1)) > MOST_CHOICES:
-        raise Refusal(400, f"{len(prompts)} prompts times n is more than {MOST_CHOICES}: split the call", "prompt")
-    limit = int(body["max_tokens"]) if "max_tokens" in body else None
-    logprobs = int(body["logprobs"]) if "logprobs" in body else None
-    return _call(body, prompts=prompts, logprobs=logprobs, limit=limit)
-
-
 def tokenize_call(raw: bytes) -> dict[str, Any]:
-    body = _checked(raw, TOKENIZE, ())
+    body = checked(raw, Fields(TOKENIZE))
     if sum(name in body for name in ("prompt", "content", "messages")) != 1:
         raise Refusal(400, "give prompt (a text) or messages", "prompt")
     if "messages" in body:
@@ -105,7 +83,7 @@ def tokenize_call(raw: bytes) -> dict[str, Any]:
 
 
 def detokenize_call(raw: bytes) -> dict[str, Any]:
-    return _checked(raw, DETOKENIZE, ("tokens",))
+    return checked(raw, Fields(DETOKENIZE, ("tokens",)))
 
 
 def parse(raw: bytes) -> dict[str, Any]:
@@ -132,17 +110,17 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _checked(raw: bytes, table: Mapping[str, Schema], required: tuple[str, ...]) -> dict[str, Any]:
+def checked(raw: bytes, fields: Fields) -> dict[str, Any]:
     """The checked fields of the body. A field that is null counts as absent."""
     body = {name: value for name, value in parse(raw).items() if value is not None}
-    for name in required:
+    for name in fields.required:
         if name not in body:
             raise Refusal(400, f"{name} is missing", name)
     for name, value in body.items():
-        if name in table:
-            if wrong := problem(value, table[name], name):
+        if name in fields.table:
+            if wrong := problem(value, fields.table[name], name):
                 raise Refusal(400, wrong.message, name, logged=wrong.unquoted)
-        elif name not in HARMLESS and name not in IGNORED and not is_no_op(name, value):
+        elif name not in (*fields.harmless, *fields.ignored) and not is_no_op(name, value, fields.no_ops):
             shown = show(name)[1:-1]
             raise Refusal(400, f"{shown} is not implemented here: leave it out", shown, "unsupported_parameter")
     return body
@@ -163,26 +141,17 @@ def _structure(body: dict[str, Any]) -> tuple[Structure | None, str]:
     return found[0] if found else (None, "")
 
 
-def _prompts(value: Any) -> list[Prompt]:
-    if isinstance(value, str):
-        return [value]
-    kinds = {type(item) for item in value}
-    if kinds == {str}:
-        return list(value)
-    if kinds <= {int, float}:
-        return [[int(token) for token in value]]
-    if kinds == {list}:
-        return [[int(token) for token in ids] for ids in value]
-    raise Refusal(400, "prompt mixes texts and tokens: give a text, texts, token ids, or lists of them", "prompt")
-
-
-def _call(
+def call_of(
     body: dict[str, Any],
     logprobs: int | None,
     limit: int | None,
     talk: Talk | None = None,
     prompts: list[Prompt] | None = None,
+    default_tokens: int | None = None,
+    ignored: list[Ignored] | None = None,
 ) -> Call:
+    """The call of a body whose settings have OpenAI's names. `ignored`: if the body is a translation, what the
+    original has without effect."""
     stream, options = bool(body.get("stream", False)), body.get("stream_options", {})
     if any(options.values()) and not stream:
         raise Refusal(400, "stream_options needs stream: true", "stream_options")
@@ -190,16 +159,18 @@ def _call(
         raise Refusal(400, "request_id has characters that a header cannot carry: use printable ASCII", "request_id")
     structure, structure_field = _structure(body)
     settings = _settings(body, logprobs)
-    constrained = structure is not None and talk is None  # that of a chat also depends on its tools
+    ignored = of_body(body) if ignored is None else ignored
+    if structure is not None and talk is None:  # that of a chat also depends on its tools
+        ignored = ignored + of_constraint(settings["stop"], "")
     return Call(
         talk=talk,
         prompts=prompts or [],
         structure=structure,
         structure_field=structure_field,
-        ignored=of_body(body) + (of_constraint(settings["stop"], "") if constrained else []),
+        ignored=ignored,
         settings=settings,
         max_tokens=None if limit == UNLIMITED else limit,
-        default_tokens=None if talk or limit == UNLIMITED else COMPLETION_TOKENS,
+        default_tokens=None if limit == UNLIMITED else default_tokens,
         model=body.get("model"),
         stream=stream,
         echo=bool(body.get("echo")),

@@ -1,0 +1,6 @@
+"""The protocols that the server speaks. Each is a package here and a line of the table."""
+
+from kvarn.server.protocols.base import Spoken
+from kvarn.server.protocols.openai import OPENAI
+
+PROTOCOLS: tuple[Spoken, ...] = (OPENAI,)

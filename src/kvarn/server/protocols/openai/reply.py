@@ -1,0 +1,243 @@
+"""OpenAI's answers: whole ones, and chunks of a stream. Non-goals: waiting, HTTP.
+
+The parts of a chat's answer come as kvarn.dialect's deltas, and only this file gives them the form of these two
+endpoints.
+"""
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from kvarn.chats.answer import Reader
+from kvarn.dialect import CallArguments, CallBegin, Content, Delta, Malformed, Reasoning
+from kvarn.jobs.job import TokenLogprob
+from kvarn.server.faults import openai_error
+from kvarn.server.parse import Call
+from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
+from kvarn.server.refusal import Refusal
+from kvarn.server.schema import Json
+
+LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
+
+
+class OpenAIReply:
+    """What both endpoints have in common."""
+
+    media_type = SSE
+    headers: Mapping[str, str] = {}
+    prefix: ClassVar[str]  # of ids
+    whole_kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, setting: Setting, call: Call) -> None:
+        self.created = int(time.time())
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.model = setting.model
+        self._setting = setting
+        self._call = call
+        self._n_prompt = 0
+        self._n_sampled: dict[int, int] = {}  # tokens of each choice so far
+        self._last: list[Json] = []  # the end of a choice, held back because it may be the last chunk
+
+    # -- whole ---------------------------------------------------------------------------------------------------
+
+    def whole(self, choices: Sequence[Part], end: End) -> Json:
+        made = [self._choice(part) for part in choices]
+        return {**self._head(self.whole_kind), "choices": made, "usage": usage_of(end), "kvarn": end.told}
+
+    def _choice(self, part: Part) -> Json:
+        raise NotImplementedError
+
+    # -- streamed ------------------------------------------------------------------------------------------------
+
+    def begin(self, n_prompt: int) -> Iterator[bytes]:
+        self._n_prompt = n_prompt
+        return iter(())
+
+    def part(self, part: Part) -> Iterator[bytes]:
+        found = self._chunks(part)
+        if not found:
+            return
+        for held in self._last:
+            yield self._frame(held)
+        yield from self._opening(part.index, found[0])
+        self._n_sampled[part.index] = part.n_tokens
+        self._last = [found.pop()] if part.finish and not self._call.include_usage else []
+        for each in found:
+            yield self._frame(each)
+
+    def end(self, end: End) -> Iterator[bytes]:
+        """The last chunk carries the explanation, and the usage if it was asked for."""
+        with_usage = self._call.include_usage or self._call.continuous_usage
+        yield self._chunk(self._last, usage_of(end) if with_usage else None, end.told)
+        yield sse("[DONE]")
+
+    def failed(self, refusal: Refusal, request_id: str) -> Iterator[bytes]:
+        yield sse(json.dumps(self.error(refusal, request_id)))
+
+    def error(self, refusal: Refusal, request_id: str) -> Json:
+        return openai_error(refusal, request_id)
+
+    def _chunks(self, part: Part) -> list[Json]:
+        """The choices of the chunks for this part. There is none for nothing."""
+        raise NotImplementedError
+
+    def _opening(self, index: int, first: Json) -> Iterator[bytes]:
+        return iter(())
+
+    def _frame(self, choice: Json) -> bytes:
+        if not self._call.continuous_usage:
+            return self._chunk([choice])
+        return self._chunk([choice], usage_so_far(self._n_prompt, sum(self._n_sampled.values())))
+
+    def _chunk(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> bytes:
+        body = {**self._head(self.chunk_kind), "choices": choices}
+        if usage is not None:
+            body["usage"] = usage
+        if explanation is not None:
+            body["kvarn"] = explanation
+        return sse(compact(body))
+
+    def _head(self, kind: str) -> Json:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self._setting.fingerprint,
+        }
+
+    def _spelled(self, token: int) -> str:
+        return self._setting.token_bytes(token).decode("utf-8", "replace")
+
+
+class ChatReply(OpenAIReply):
+    prefix = "chatcmpl"
+    whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, setting: Setting, call: Call) -> None:
+        super().__init__(setting, call)
+        self._reasoning = call.talk is None or call.talk.reasoning
+        self._opened: set[int] = set()
+
+    def _choice(self, part: Part) -> Json:
+        end = {"logprobs": self._logprobs(part.logprobs), "finish_reason": part.finish or "stop"}
+        return {"index": part.index, "message": self._message(part.answer), **end}
+
+    def _message(self, answer: Reader) -> Json:
+        content = answer.content if answer.content.strip() or not answer.calls else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning and self._reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [call.as_field() for call in answer.calls]
+        return message
+
+    def _opening(self, index: int, first: Json) -> Iterator[bytes]:
+        if index in self._opened:
+            return
+        self._opened.add(index)
+        content = None if first["delta"] and "content" not in first["delta"] else ""
+        yield self._frame(_chunked(index, {"role": "assistant", "content": content}))
+
+    def _chunks(self, part: Part) -> list[Json]:
+        """The log-probabilities are in the first one."""
+        found = [_chunked(part.index, body) for delta in part.deltas if (body := self._body(delta))]
+        if (part.finish and not (found and "content" in found[-1]["delta"])) or (part.logprobs and not found):
+            found.append(_chunked(part.index, {}))
+        if part.logprobs is not None and found:
+            found[0]["logprobs"] = self._logprobs(part.logprobs)
+        if part.finish:
+            found[-1]["finish_reason"] = part.finish
+        return found
+
+    def _body(self, delta: Delta) -> Json:
+        """Empty if the client sees nothing of it."""
+        match delta:
+            case Content(text) | Malformed(text):
+                return {"content": text} if text else {}
+            case Reasoning(text):
+                return {"reasoning_content": text} if self._reasoning and text else {}
+            case CallBegin(number, id, name):
+                function = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": number, "id": id, "type": "function", "function": function}]}
+            case CallArguments(number, text):
+                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]} if text else {}
+        return {}
+
+    def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> Json | None:
+        if entries is None:
+            return None
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _entry(self, entry: TokenLogprob) -> Json:
+        top = [self._token(token, logprob) for token, logprob in entry.top]
+        return {**self._token(entry.token, entry.logprob), "top_logprobs": top}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        raw = self._setting.token_bytes(token)
+        return {"token": self._spelled(token), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+
+
+class CompletionReply(OpenAIReply):
+    prefix = "cmpl"
+    whole_kind = chunk_kind = "text_completion"
+
+    def __init__(self, setting: Setting, call: Call) -> None:
+        super().__init__(setting, call)
+        self._offsets: dict[int, int] = {}  # characters of each choice sent so far
+
+    def _choice(self, part: Part) -> Json:
+        end = {"logprobs": self._logprobs(part.index, part.logprobs), "finish_reason": part.finish or "stop"}
+        return {"index": part.index, "text": part.answer.content, **end}
+
+    def _chunks(self, part: Part) -> list[Json]:
+        text = "".join(delta.text for delta in part.deltas if isinstance(delta, Content))
+        entries = self._logprobs(part.index, part.logprobs)
+        return [{"index": part.index, "text": text, "logprobs": entries, "finish_reason": part.finish}]
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob] | None) -> Json | None:
+        if entries is None:
+            return None
+        offset, offsets, tokens = self._offsets.get(index, 0), [], []
+        for entry in entries:
+            tokens.append(self._spelled(entry.token))
+            offsets.append(offset)
+            offset += len(tokens[-1])
+        self._offsets[index] = offset
+        tops = [
+            {self._spelled(token): max(p, LEAST) for token, p in entry.top} if not math.isnan(entry.logprob) else None
+            for entry in entries
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_or_null(entry.logprob) for entry in entries],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+def _chunked(index: int, delta: Json) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _or_null(logprob: float) -> float | None:
+    """NaN stands for the first token of a prompt, which no token predicts."""
+    return None if math.isnan(logprob) else max(logprob, LEAST)
+
+
+def usage_of(end: End) -> Json:
+    return {
+        "prompt_tokens": end.n_prompt,
+        "completion_tokens": end.n_tokens,
+        "total_tokens": end.n_prompt + end.n_tokens,
+        "prompt_tokens_details": {"cached_tokens": end.n_cached},
+        "completion_tokens_details": {"reasoning_tokens": end.n_reasoning},
+    }
+
+
+def usage_so_far(n_prompt: int, n_tokens: int) -> Json:
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_tokens, "total_tokens": n_prompt + n_tokens}
