@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
@@ -127,8 +127,7 @@ class Service:
     ) -> Response:
         """The answer to a request for text, in any protocol."""
         caller, entry = self.caller(request), entry_of(request.scope)
-        compute = partial(self._planned, caller)
-        call, planned = await self._bodies.process(request, parse, compute, self._threads)
+        call, planned = await self.plan(request, parse, caller)
         constrain = await self._structures.constrain(planned.rule, call.structure_field or "tools")
         submissions = [submission._replace(constrain=constrain) for submission in planned.submissions]
         self._metrics.ignored(planned.ignored)
@@ -140,7 +139,7 @@ class Service:
         generation = Generation(
             self.worker,
             self.llm.tokenizer,
-            reply(Setting(self.name, self.llm.tokenizer.token_bytes, self._fingerprint), call),
+            reply(self._setting(submissions), call),
             call,
             caller,
             self._records,
@@ -153,6 +152,22 @@ class Service:
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             raise fault(error, self._retry_after()) from None
         return Answer(generation, call.stream, self._reader_seconds)
+
+    async def plan(self, request: Request, parse: Callable[[bytes], Call], caller: Caller) -> tuple[Call, Planned]:
+        """A request for text that is checked and tokenized, and not started."""
+        return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
+
+    def _setting(self, submissions: Sequence[Submission]) -> Setting:
+        return Setting(
+            self.name,
+            self.llm.tokenizer.token_bytes,
+            self._fingerprint,
+            [each.prompt for each in submissions],
+            submissions[0].params,
+            self._prompts.text,
+            self.llm.cache.longest,
+            self.llm.config.hidden,
+        )
 
     def _threads(self, call: Call) -> Executor | None:
         """Those that may wait for templates; None: asyncio's."""
@@ -168,9 +183,9 @@ class Service:
             submission = submit(chat.tokens, shown=chat.shown)
             return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule)
         rule = None if call.structure is None else Rule(call.structure)
-        echoed = self._prompts.echoed if call.echo else lambda prompt: ""
-        prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
-        submissions = [submit(tokens, echo=echoed(prompt)) for prompt, tokens in prompts]
+        echoed = self._prompts.echoed if call.echo else lambda prompt, tokens: ""
+        prompts = ((prompt, self._prompts.plain(prompt, call)) for prompt in call.prompts)
+        submissions = [submit(tokens, echo=echoed(prompt, tokens)) for prompt, tokens in prompts]
         return Planned(submissions, Reader, call.ignored, rule)
 
     def _submission(
@@ -194,27 +209,46 @@ class Service:
                 "max_tokens",
                 "context_length_exceeded",
             )
-        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
-        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, shown=shown)
+        settings = call.settings
+        if call.suffix is not None and (markers := self.llm.tokenizer.markers) is not None:
+            settings = settings | {"stop_token_ids": (*settings["stop_token_ids"], *markers.ends)}
+        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **settings))
+        return Submission(
+            prompt,
+            params,
+            salt,
+            call.cache_priority,
+            call.stream,
+            echo,
+            shown=shown,
+            timed=call.timed,
+            echoed_logprobs=call.echo and settings["logprobs"] is not None,
+            pooling=None if call.pooling is None else call.pooling or self.llm.pooling,
+        )
 
     async def tokenize(self, request: Request) -> Response:
         self.caller(request)
-        _, tokens = await self._bodies.process(
+        body, tokens = await self._bodies.process(
             request,
             tokenize_call,
             self._tokens,
             lambda body: self._prompts.threads if "talk" in body else None,
         )
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
+        told = self._pieces(tokens) if body.get("with_pieces") else tokens
+        return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self.caller(request)
         _, text = await self._bodies.process(request, detokenize_call, self._text)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
         self._check_model(body.get("model"))
         return self._prompts.tokenize(body)
+
+    def _pieces(self, tokens: Sequence[int]) -> list[dict[str, Any]]:
+        """llama.cpp's form of tokens with their texts: bytes, if they are no text alone."""
+        return [{"id": token, "piece": as_piece(self.llm.tokenizer.token_bytes(token))} for token in tokens]
 
     def _text(self, body: dict[str, Any]) -> str:
         self._check_model(body.get("model"))
@@ -291,3 +325,11 @@ class Service:
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
+
+
+def as_piece(raw: bytes) -> str | list[int]:
+    """A token's bytes as text, or as numbers if they are not UTF-8 alone."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

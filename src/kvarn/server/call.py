@@ -6,7 +6,7 @@ case its submissions are cancelled, which frees their blocks before the next ste
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,10 +25,12 @@ from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Reply
 from kvarn.server.records import Records
 from kvarn.server.request_log import Entry, entry_of
-from kvarn.server.worker import Submission, Worker
+from kvarn.server.worker import Submission, Ticket, Worker
 from kvarn.text.tokenizer import Tokenizer
 
 log = logging.getLogger("kvarn")
+
+MOST_AT_ONCE = 128  # submissions of one call; more are embeddings, which need not fill the queue
 
 
 class Generation:
@@ -58,7 +60,7 @@ class Generation:
         self._held: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
         self._ignored = ignored
         self._n_reasoning = 0
-        self._ended: dict[int, Explanation] = {}
+        self._ended: dict[int, Ended] = {}
         self._explained = False
         self._holding = False
         self._n_tokens = 0
@@ -67,9 +69,11 @@ class Generation:
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
-        self._inbox = Inbox(len(submissions))
+        self._inbox = Inbox(min(len(submissions), MOST_AT_ONCE))
         self._n_prompt_tokens = sum(len(submission.prompt) for submission in submissions)
-        self._tickets = [self._worker.submit(submission, self._inbox, i) for i, submission in enumerate(submissions)]
+        self._tickets: list[Ticket] = []
+        self._waiting = deque(submissions)
+        self._submit()
         try:
             await self._inbox.accepted()
         except BaseException:
@@ -78,8 +82,14 @@ class Generation:
         self._entry.hold()
         self._holding = True
 
+    def _submit(self) -> None:
+        while self._waiting and len(self._tickets) - len(self._ended) < MOST_AT_ONCE:
+            submission = self._waiting.popleft()
+            self._tickets.append(self._worker.submit(submission, self._inbox, len(self._tickets)))
+
     def cancel(self) -> None:
         """Cancel all submissions. Their explanation is recorded when all of them have ended."""
+        self._waiting.clear()
         self._inbox.leave(self._on_end)
         for ticket in self._tickets:
             self._worker.cancel(ticket)
@@ -93,7 +103,7 @@ class Generation:
 
     def _note_end(self, which: int, update: Ended) -> None:
         if which not in self._ended:
-            self._ended[which] = update.explanation
+            self._ended[which] = update
             self._n_tokens += update.n_tokens
             self._entry.ended(update)
 
@@ -110,7 +120,7 @@ class Generation:
     def headers(self) -> dict[str, str]:
         return {**self.reply.headers, **headers(self._ignored)}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         choices = {index: self._part(index, part) async for index, part in self._parts()}
         return self.reply.whole([choices[index] for index in sorted(choices)], self._end())
 
@@ -133,7 +143,8 @@ class Generation:
             finish = answer.finish_reason(finish)
         tokens = list(part.tokens[self._n_sampled[index] : part.n_tokens])
         self._n_sampled[index] = part.n_tokens
-        return Part(index, deltas, answer, tokens, part.n_tokens, self._entries(index, part), finish, part.stop)
+        entries = self._entries(index, part)
+        return Part(index, deltas, answer, tokens, part.n_tokens, entries, finish, part.stop, part.timings)
 
     async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
@@ -142,6 +153,7 @@ class Generation:
             for which, update in updates:  # note all ends first: the client may disconnect at any piece
                 if isinstance(update, Ended):
                     self._note_end(which, update)
+            self._submit()
             for which, update in updates:
                 if isinstance(update, AnswerPart):
                     index = which * self._call.n + update.sample
@@ -170,7 +182,15 @@ class Generation:
 
     def _end(self) -> End:
         told = self._told()
-        return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
+        ended = [self._ended[i] for i in sorted(self._ended)]
+        return End(
+            [each.explanation for each in ended],
+            self._n_tokens,
+            self._n_reasoning,
+            told,
+            [each.vector for each in ended if each.vector is not None],
+            [each.prompt_logprobs for each in ended if each.prompt_logprobs is not None],
+        )
 
     def _told(self) -> dict[str, Any]:
         """The object `kvarn` of the answer: the explanation, and what the client should know besides."""
@@ -184,7 +204,7 @@ class Generation:
     def _record(self) -> dict[str, Any]:
         """Store the explanation for the caller's key, and return it. What is stored may have less text."""
         self._explained = True
-        each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
+        each = [to_json(self._quotable(self._ended[i].explanation), self._spell) for i in sorted(self._ended)]
         head = {
             "id": self.reply.id,
             "request_id": self._entry.id,

@@ -12,13 +12,13 @@ from typing import Any
 from kvarn.chats.chats import Chats, Prepared
 from kvarn.llm import LLM
 from kvarn.server.ignored import Ignored, is_no_op, of_constraint, of_variables
-from kvarn.server.parse import Call
+from kvarn.server.parse import Call, Mixed
 from kvarn.server.refusal import Refusal
 from kvarn.server.structures import structure_errors
 from kvarn.server.talk import Talk
 from kvarn.server.templates import TemplateProcess
+from kvarn.text.infill import Extra
 from kvarn.text.quoting import StandIns, n_characters
-from kvarn.text.tokenizer import Prompt
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
 
@@ -41,12 +41,28 @@ class Prompts:
         self._template.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    def plain(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            self._check_ids(prompt, "prompt")
-            return list(prompt)
-        self._check_size(len(prompt))
-        return self._tokenizer.encode(prompt)
+    def plain(self, prompt: Mixed, call: Call) -> list[int]:
+        if call.suffix is not None:
+            return self._with_gap(prompt, call.suffix, call.extra)
+        pieces = [prompt] if isinstance(prompt, str) else prompt
+        self._check_size(sum(len(piece) for piece in pieces if isinstance(piece, str)))
+        self._check_ids([piece for piece in pieces if not isinstance(piece, str)], "prompt")
+        tokens: list[int] = []
+        for i, piece in enumerate(pieces):
+            if isinstance(piece, str):
+                tokens += self._tokenizer.encode(piece, bos=None if i == 0 else False, special=call.special)
+            else:
+                tokens.append(piece)
+        return tokens
+
+    def _with_gap(self, before: Mixed, after: str, extra: Sequence[Extra]) -> list[int]:
+        if not isinstance(before, str):
+            raise Refusal(400, "suffix needs a prompt that is a text", "suffix")
+        self._check_size(len(before) + len(after) + sum(len(each.text) for each in extra))
+        tokens = self._tokenizer.encode_gap(before, after, extra)
+        if tokens is None:
+            raise Refusal(400, "suffix: the model has no tokens that mark a gap; leave it out", "suffix")
+        return tokens
 
     def chat(self, call: Call, talk: Talk) -> tuple[Prepared, list[Ignored]]:
         """Ready for an answer. Also what the chat template has no use for."""
@@ -86,21 +102,30 @@ class Prompts:
         return Chats(self._tokenizer, llm.template, self._template.render, llm.quotes)
 
     def tokenize(self, body: dict[str, Any]) -> list[int]:
+        """llama.cpp's `content` has other defaults than vLLM's `prompt`."""
         if "talk" in body:
             prompt, stand_ins, _ = self._prompt(body["talk"])
             return self._chats.encode(prompt, stand_ins)
-        text = body.get("prompt", body.get("content", ""))
+        theirs = "content" in body
+        text = body["content" if theirs else "prompt"]
         if len(text) > LONG_TEXT:
             self._check_size(len(text))
-        return self._tokenizer.encode(text, bos=None if body.get("add_special_tokens", True) else False)
+        bos = body.get("add_special", False) if theirs else body.get("add_special_tokens", True)
+        special = theirs and body.get("parse_special", True)
+        return self._tokenizer.encode(text, bos=None if bos else False, special=special)
+
+    def rendered(self, talk: Talk) -> str:
+        """The text of a conversation's prompt."""
+        prompt, stand_ins, _ = self._prompt(talk)
+        return self._tokenizer.decode(self._chats.encode(prompt, stand_ins), special=True)
 
     def text(self, tokens: Sequence[int]) -> str:
         self._check_ids(tokens, "tokens")
         return self._tokenizer.decode(tokens, special=True)
 
-    def echoed(self, prompt: Prompt) -> str:
+    def echoed(self, prompt: Mixed, tokens: Sequence[int]) -> str:
         """The text of a prompt for its own caller."""
-        return prompt if isinstance(prompt, str) else self.text(prompt)
+        return prompt if isinstance(prompt, str) else self.text(tokens)
 
     def excerpt(self, tokens: Sequence[int]) -> str:
         """The text of a prompt for the log; of a long one, its beginning and its end."""

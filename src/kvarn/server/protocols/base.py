@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvarn.arrays import Floats
 from kvarn.chats.answer import Reader
 from kvarn.dialect import Delta
 from kvarn.engine.explain import Explanation
+from kvarn.engine.params import SamplingParams
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.faults import ErrorForm
 from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import Fields
 from kvarn.server.schema import Json
+from kvarn.server.timings import Timings, timings_at_end
 
 if TYPE_CHECKING:
     from kvarn.server.app import Service
@@ -41,6 +44,7 @@ class Part:
     logprobs: list[TokenLogprob] | None  # if the call asks for them
     finish: str | None  # stop, length, tool_calls; None: there is more
     stop: str | None  # the stop text that ended it
+    timings: Timings | None = None  # so far, if the call asks for them
 
 
 class End(NamedTuple):
@@ -50,6 +54,8 @@ class End(NamedTuple):
     n_tokens: int  # of all choices
     n_reasoning: int
     told: Json  # the object `kvarn`: the explanation, and what the client should know besides
+    vectors: list[Floats] = []  # noqa: RUF012 (never changed) of the prompts, if the call asks for them
+    prompt_logprobs: list[list[TokenLogprob | None]] = []  # noqa: RUF012 (the same)
 
     @property
     def n_prompt(self) -> int:
@@ -59,13 +65,22 @@ class End(NamedTuple):
     def n_cached(self) -> int:
         return sum(each.reused for each in self.explanations)
 
+    @property
+    def timings(self) -> Timings:
+        return timings_at_end(self.explanations, self.n_tokens)
+
 
 class Setting(NamedTuple):
-    """What replies know about the server."""
+    """What replies know about the server and the prompts."""
 
     model: str
     token_bytes: Callable[[int], bytes]
     fingerprint: str | None = None  # changes if the bits of answers may change
+    prompts: Sequence[Sequence[int]] = ()  # token ids
+    params: SamplingParams | None = None  # of all prompts
+    spell: Callable[[Sequence[int]], str] = str  # the text of token ids
+    context: int = 0  # tokens of a prompt and its answer
+    width: int = 0  # numbers of a hidden state
 
 
 class Reply(Protocol):
@@ -82,7 +97,7 @@ class Reply(Protocol):
         """Of an answer."""
         ...
 
-    def whole(self, choices: Sequence[Part], end: End) -> Json: ...
+    def whole(self, choices: Sequence[Part], end: End) -> Json | list[Json]: ...
 
     def begin(self, n_prompt: int) -> Iterable[bytes]:
         """The request is queued. `n_prompt`: tokens of all prompts."""
