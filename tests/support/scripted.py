@@ -127,6 +127,9 @@ class Client:
         """`leave_at`: the client disconnects when it has got so many messages."""
         return self._loop.run_until_complete(self._ask(path, json.dumps(body).encode(), leave_at))
 
+    def get(self, path: str) -> Reply:
+        return self._loop.run_until_complete(self._ask(path, b"", None, "GET"))
+
     def together(self, calls: Sequence[dict]) -> list[Reply]:
         async def all_of() -> list[Reply]:
             asked = (self._ask(CHAT, json.dumps(body).encode(), None) for body in calls)
@@ -141,7 +144,7 @@ class Client:
     def metrics(self) -> str:
         return self.service._metrics.page()[0].decode()
 
-    async def _ask(self, path: str, body: bytes, leave_at: int | None) -> Reply:
+    async def _ask(self, path: str, body: bytes, leave_at: int | None, method: str = "POST") -> Reply:
         sent: list[dict] = []
         given = [{"type": "http.request", "body": body, "more_body": False}]
         left = asyncio.Event()
@@ -157,7 +160,7 @@ class Client:
             if leave_at is not None and len(sent) >= leave_at:
                 left.set()
 
-        await self._app(scope_of(path), receive, send)
+        await self._app(scope_of(path) | {"method": method}, receive, send)
         head = next((m for m in sent if m["type"] == "http.response.start"), {"status": 0, "headers": []})
         headers = {name.decode().lower(): value.decode() for name, value in head["headers"]}
         return Reply(head["status"], headers, b"".join(message.get("body", b"") for message in sent))

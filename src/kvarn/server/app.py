@@ -36,6 +36,7 @@ from kvarn.server.request_id import HEADER, Identified
 from kvarn.server.request_log import RequestLog, entry_of
 from kvarn.server.routes import Bound, Endpoint, application
 from kvarn.server.structures import Structures
+from kvarn.server.talk import Talk
 from kvarn.server.worker import Submission, Worker
 
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
@@ -183,6 +184,10 @@ class Service:
             submission = submit(chat.tokens, shown=chat.shown)
             return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule)
         rule = None if call.structure is None else Rule(call.structure)
+        if call.suffix is not None:
+            gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
+            unfit = [each for _, told in gaps for each in told]
+            return Planned([submit(tokens) for tokens, _ in gaps], Reader, [*call.ignored, *unfit], rule)
         echoed = self._prompts.echoed if call.echo else lambda prompt, tokens: ""
         prompts = ((prompt, self._prompts.plain(prompt, call)) for prompt in call.prompts)
         submissions = [submit(tokens, echo=echoed(prompt, tokens)) for prompt, tokens in prompts]
@@ -212,6 +217,8 @@ class Service:
         settings = call.settings
         if call.suffix is not None and (markers := self.llm.tokenizer.markers) is not None:
             settings = settings | {"stop_token_ids": (*settings["stop_token_ids"], *markers.ends)}
+        if call.biased_texts:
+            settings = settings | {"logit_bias": self._prompts.biases(call) | settings["logit_bias"]}
         params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **settings))
         return Submission(
             prompt,
@@ -241,6 +248,13 @@ class Service:
         self.caller(request)
         _, text = await self._bodies.process(request, detokenize_call, self._text)
         return JSONResponse({"prompt": text, "content": text})
+
+    async def rendered(
+        self, request: Request, parse: Callable[[bytes], tuple[Talk, bool]]
+    ) -> tuple[tuple[Talk, bool], str]:
+        """The text of a conversation's prompt, with or without the beginning of the answer."""
+        render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
+        return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
         self._check_model(body.get("model"))

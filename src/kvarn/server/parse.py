@@ -67,6 +67,7 @@ class Call:
     special: bool = False  # control tokens in the text of a prompt are recognized
     suffix: str | None = None  # the answer belongs between the prompt and this text
     extra: Sequence[Extra] = ()  # other files, if there is a suffix
+    biased_texts: Mapping[str, float] = field(default_factory=dict)  # a bias for every token of these texts
     timed: bool = False  # timings in every chunk
     token_ids: bool = False  # the answer has the ids of its tokens and of the prompt's
     pooling: str | None = None  # an embedding is asked for; empty: pooled as the model says

@@ -17,11 +17,11 @@ from kvarn.server.refusal import Refusal
 from kvarn.server.structures import structure_errors
 from kvarn.server.talk import Talk
 from kvarn.server.templates import TemplateProcess
-from kvarn.text.infill import Extra
-from kvarn.text.quoting import StandIns, n_characters
+from kvarn.text.quoting import StandIns, n_characters, restored
 
 LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could fit into the context
 
+AROUND_EXTRA = 16  # tokens, at most, that separate extra files
 EXCERPT = 2000  # tokens of each end of a prompt that can be in the log
 
 
@@ -42,8 +42,6 @@ class Prompts:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def plain(self, prompt: Mixed, call: Call) -> list[int]:
-        if call.suffix is not None:
-            return self._with_gap(prompt, call.suffix, call.extra)
         pieces = [prompt] if isinstance(prompt, str) else prompt
         self._check_size(sum(len(piece) for piece in pieces if isinstance(piece, str)))
         self._check_ids([piece for piece in pieces if not isinstance(piece, str)], "prompt")
@@ -55,14 +53,32 @@ class Prompts:
                 tokens.append(piece)
         return tokens
 
-    def _with_gap(self, before: Mixed, after: str, extra: Sequence[Extra]) -> list[int]:
+    def with_gap(self, before: Mixed, after: str, call: Call) -> tuple[list[int], list[Ignored]]:
+        """Of the extra files, the last ones that fit. Also what did not."""
         if not isinstance(before, str):
             raise Refusal(400, "suffix needs a prompt that is a text", "suffix")
-        self._check_size(len(before) + len(after) + sum(len(each.text) for each in extra))
-        tokens = self._tokenizer.encode_gap(before, after, extra)
+        self._check_size(len(before) + len(after))
+        tokens = self._tokenizer.encode_gap(before, after)
         if tokens is None:
-            raise Refusal(400, "suffix: the model has no tokens that mark a gap; leave it out", "suffix")
-        return tokens
+            message = "the model has no tokens that mark a gap: use a model for filling in the middle"
+            raise Refusal(400, message, "suffix")
+        room = self._llm.cache.longest - len(tokens) - (call.max_tokens or 1) - AROUND_EXTRA
+        first = len(call.extra)
+        while first:
+            each = call.extra[first - 1]
+            if (len(each.name) + len(each.text)) // self._longest_token > room:
+                break
+            room -= len(self._tokenizer.encode(f"{each.name}\n{each.text}", bos=False)) + AROUND_EXTRA
+            if room < 0:
+                break
+            first -= 1
+        told = [Ignored("input_extra", f"input_extra[{i}]") for i in range(first)]
+        return self._tokenizer.encode_gap(before, after, call.extra[first:]) or tokens, told
+
+    def biases(self, call: Call) -> dict[int, float]:
+        """Of the tokens of texts."""
+        texts = call.biased_texts.items()
+        return {id: bias for text, bias in texts for id in self._tokenizer.encode(text, bos=False)}
 
     def chat(self, call: Call, talk: Talk) -> tuple[Prepared, list[Ignored]]:
         """Ready for an answer. Also what the chat template has no use for."""
@@ -74,10 +90,10 @@ class Prompts:
             ignored += of_constraint(call.settings["stop"], call.structure_field if replaced else "")
         return prepared, ignored
 
-    def _prompt(self, talk: Talk) -> tuple[str, StandIns, list[Ignored]]:
+    def _prompt(self, talk: Talk, opens: bool = True) -> tuple[str, StandIns, list[Ignored]]:
         self._check_size(n_characters(talk.messages) + n_characters(talk.tools.shown))
         variables, ignored = self._variables(talk)
-        prompt, stand_ins = self._chats.prompt(talk.messages, talk.tools, variables)
+        prompt, stand_ins = self._chats.prompt(talk.messages, talk.tools, variables, opens)
         self._check_size(len(prompt))
         return prompt, stand_ins, ignored
 
@@ -114,10 +130,10 @@ class Prompts:
         special = theirs and body.get("parse_special", True)
         return self._tokenizer.encode(text, bos=None if bos else False, special=special)
 
-    def rendered(self, talk: Talk) -> str:
-        """The text of a conversation's prompt."""
-        prompt, stand_ins, _ = self._prompt(talk)
-        return self._tokenizer.decode(self._chats.encode(prompt, stand_ins), special=True)
+    def rendered(self, talk: Talk, opens: bool) -> str:
+        """The text of a conversation's prompt. `opens`: with the beginning of the answer."""
+        prompt, stand_ins, _ = self._prompt(talk, opens)
+        return restored(prompt, stand_ins)
 
     def text(self, tokens: Sequence[int]) -> str:
         self._check_ids(tokens, "tokens")
@@ -156,4 +172,5 @@ class Prompts:
                 f"the prompt has {'at least ' if at_least else ''}{n_tokens:,} tokens and this server's context is "
                 f"{longest:,} tokens, prompt and answer together: shorten the prompt",
                 code="context_length_exceeded",
+                facts={"n_prompt_tokens": n_tokens, "n_ctx": longest},
             )

@@ -1,6 +1,7 @@
 """The protocols that the server speaks. Each is a package here and a line of the table."""
 
 from kvarn.server.protocols.base import Spoken
+from kvarn.server.protocols.llamacpp import LLAMACPP
 from kvarn.server.protocols.openai import OPENAI
 
-PROTOCOLS: tuple[Spoken, ...] = (OPENAI,)
+PROTOCOLS: tuple[Spoken, ...] = (OPENAI, LLAMACPP)

@@ -4,15 +4,12 @@ from kvarn.server.faults import openai_error
 from kvarn.server.protocols.base import Address, Spoken, text
 from kvarn.server.protocols.openai.calls import CHAT_FIELDS, COMPLETION_FIELDS, chat_call, completion_call
 from kvarn.server.protocols.openai.embeddings import (
-    CONTENT_FIELDS,
     EMBEDDING_FIELDS,
-    ContentReply,
     EmbeddingReply,
-    content_call,
     embedding_call,
     refuse_rerank,
 )
-from kvarn.server.protocols.openai.render import render
+from kvarn.server.protocols.openai.render import count, render
 from kvarn.server.protocols.openai.reply import ChatReply, CompletionReply
 
 OPENAI = Spoken(
@@ -20,7 +17,6 @@ OPENAI = Spoken(
         text("/v1/chat/completions", "answer a conversation", chat_call, ChatReply, CHAT_FIELDS),
         text("/v1/completions", "continue a text or token ids", completion_call, CompletionReply, COMPLETION_FIELDS),
         text("/v1/embeddings", "vectors of texts", embedding_call, EmbeddingReply, EMBEDDING_FIELDS),
-        text("/embedding", "vectors of texts, in llama.cpp's form", content_call, ContentReply, CONTENT_FIELDS),
         *(
             Address("POST", path, "refused: there are no rerankers", refuse_rerank)
             for path in ("/v1/rerank", "/v1/reranking", "/v2/rerank", "/v1/score")
@@ -28,6 +24,7 @@ OPENAI = Spoken(
         Address(
             "POST", "/v1/chat/completions/render", "the token ids of a chat", render(chat_call, one=True), CHAT_FIELDS
         ),
+        Address("POST", "/v1/chat/completions/input_tokens", "how many tokens a chat has", count, CHAT_FIELDS),
         Address("POST", "/v1/completions/render", "token ids of prompts", render(completion_call), COMPLETION_FIELDS),
     ],
     openai_error,

@@ -1,4 +1,4 @@
-"""Vectors of texts: OpenAI's /v1/embeddings, and llama.cpp's /embedding. Rerankers are refused by name."""
+"""Vectors of texts: OpenAI's /v1/embeddings. Rerankers are refused by name."""
 
 import base64
 import time
@@ -36,25 +36,14 @@ SETTINGS = {name: SHARED[name] for name in ("model", "request_id", "cache_salt",
 EMBEDDING_FIELDS = Fields(
     {"input": MIXED, **SETTINGS}, ("input",), no_ops={"truncate_prompt_tokens": [], "priority": [0]}
 )
-CONTENT_FIELDS = Fields(
-    {"content": MIXED, "input": MIXED, "embd_normalize": {"type": "integer", "enum": [2]}, **SETTINGS}, no_ops={}
-)
 
 
 def embedding_call(raw: bytes) -> Call:
     body = checked(raw, EMBEDDING_FIELDS)
-    return _call(body, "input")
+    return call_for_vectors(body, "input")
 
 
-def content_call(raw: bytes) -> Call:
-    """llama.cpp's, where the texts are in `content` or `input`."""
-    body = checked(raw, CONTENT_FIELDS)
-    if ("content" in body) == ("input" in body):
-        raise Refusal(400, "give content or input", "content")
-    return _call(body, "content" if "content" in body else "input")
-
-
-def _call(body: dict[str, Any], name: str) -> Call:
+def call_for_vectors(body: dict[str, Any], name: str) -> Call:
     prompts = mixed_prompts(body[name], name)
     if len(prompts) > MOST_INPUTS:
         raise Refusal(400, f"{name} has {len(prompts)} texts; give at most {MOST_INPUTS}", name)
@@ -81,7 +70,7 @@ class EmbeddingReply:
 
     def whole(self, choices: Sequence[Part], end: End) -> Json | list[Json]:
         data = [
-            {"object": "embedding", "index": i, "embedding": self._numbers(vector)}
+            {"object": "embedding", "index": i, "embedding": self.numbers(vector)}
             for i, vector in enumerate(end.vectors)
         ]
         usage = {
@@ -91,7 +80,7 @@ class EmbeddingReply:
         }
         return {"id": self.id, "object": "list", "data": data, "model": self.model, "usage": usage, "kvarn": end.told}
 
-    def _numbers(self, vector: Floats) -> str | list[float]:
+    def numbers(self, vector: Floats) -> str | list[float]:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode() if self._coded else vector.tolist()
 
     def begin(self, n_prompt: int) -> Iterator[bytes]:
@@ -108,13 +97,6 @@ class EmbeddingReply:
 
     def error(self, refusal: Refusal, request_id: str) -> Json:
         return openai_error(refusal, request_id)
-
-
-class ContentReply(EmbeddingReply):
-    """llama.cpp's form: a list, where each text has a list of vectors."""
-
-    def whole(self, choices: Sequence[Part], end: End) -> Json | list[Json]:
-        return [{"index": i, "embedding": [self._numbers(vector)]} for i, vector in enumerate(end.vectors)]
 
 
 async def refuse_rerank(service: "Service", request: Request) -> Response:

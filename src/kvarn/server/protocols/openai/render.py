@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from kvarn.server.ignored import headers
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import Serve
+from kvarn.server.protocols.openai.calls import chat_call
 from kvarn.server.request_log import entry_of
 from kvarn.server.schema import Json
 
@@ -20,6 +21,12 @@ SHOWN = (
     *("n", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs"),
 )
+
+
+async def count(service: "Service", request: Request) -> Response:
+    """How many tokens the prompt of a chat has."""
+    _, planned = await service.plan(request, chat_call, service.caller(request))
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(planned.submissions[0].prompt)})
 
 
 def render(parse: Callable[[bytes], Call], one: bool = False) -> Serve:
