@@ -78,6 +78,15 @@ def test_llama_cpp_has_a_list_of_vectors_for_each_text(client: Client) -> None:
         assert found == [{"index": i, "embedding": [v]} for i, v in enumerate(vectors(client, input=TEXTS))]
 
 
+def test_ollama_has_two_endpoints(client: Client) -> None:
+    wanted = vectors(client, input=["ab", "the sea"])
+    body = client.ask("/api/embed", model="m", input=["ab", "the sea"], truncate=True, keep_alive="5m").json
+    assert body["embeddings"] == wanted
+    assert client.ask("/api/embed", model="m", input="ab").json["embeddings"] == wanted[:1]
+    assert client.ask("/api/embeddings", model="m", prompt="ab").json == {"embedding": wanted[0]}
+    assert "dimensions is 5" in client.ask("/api/embed", model="m", input="ab", dimensions=5).json["error"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -83,7 +83,7 @@ class Service:
         self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document()
         self._strict_model = strict_model
-        self._fingerprint = fingerprint_of(llm)
+        self.fingerprint = fingerprint_of(llm)
         self._started = int(time.time())
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -162,9 +162,9 @@ class Service:
         return Setting(
             self.name,
             self.llm.tokenizer.token_bytes,
-            self._fingerprint,
+            self.fingerprint,
             [each.prompt for each in submissions],
-            submissions[0].params,
+            submissions[0].params if submissions else None,
             self._prompts.text,
             self.llm.cache.longest,
             self.llm.config.hidden,
@@ -175,7 +175,7 @@ class Service:
         return self._prompts.threads if call.chat else None
 
     def _planned(self, caller: Caller, call: Call) -> Planned:
-        self._check_model(call.model)
+        self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
@@ -256,8 +256,12 @@ class Service:
         render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
         return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
 
+    async def read(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+        """A body that asks for nothing to be computed."""
+        return (await self._bodies.process(request, parse, lambda body: None))[0]
+
     def _tokens(self, body: dict[str, Any]) -> list[int]:
-        self._check_model(body.get("model"))
+        self.check_model(body.get("model"))
         return self._prompts.tokenize(body)
 
     def _pieces(self, tokens: Sequence[int]) -> list[dict[str, Any]]:
@@ -265,7 +269,7 @@ class Service:
         return [{"id": token, "piece": as_piece(self.llm.tokenizer.token_bytes(token))} for token in tokens]
 
     def _text(self, body: dict[str, Any]) -> str:
-        self._check_model(body.get("model"))
+        self.check_model(body.get("model"))
         return self._prompts.text([int(token) for token in body["tokens"]])
 
     # -- inspection ----------------------------------------------------------------------------------------------
@@ -322,7 +326,7 @@ class Service:
         entry_of(request.scope).key = caller.name
         return caller
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         if self._strict_model and name is not None and name != self.name:
             raise self._no_such_model()
 

@@ -2,6 +2,7 @@
 
 from kvarn.server.protocols.base import Spoken
 from kvarn.server.protocols.llamacpp import LLAMACPP
+from kvarn.server.protocols.ollama import OLLAMA
 from kvarn.server.protocols.openai import OPENAI
 
-PROTOCOLS: tuple[Spoken, ...] = (OPENAI, LLAMACPP)
+PROTOCOLS: tuple[Spoken, ...] = (OPENAI, LLAMACPP, OLLAMA)
