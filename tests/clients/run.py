@@ -41,6 +41,7 @@ class Client(NamedTuple):
 CLIENTS = [
     Client("openai", "openai_sdk"),
     Client("langchain-openai", "langchain_sdk"),
+    Client("langchain-ollama", "langchain_ollama_sdk"),
     Client("llm (command line)", "llm_cli"),
     Client("litellm", "litellm_sdk", "litellm"),
     Client("instructor", "instructor_sdk"),

@@ -21,10 +21,14 @@ from support import stories
 CHATML = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-NAMED = {"chatml": CHATML, "llama3": "meta-llama-Llama-3.1-8B-Instruct", "command-r": "CohereForAI-c4ai-command-r-plus"}
+COMMAND_R = """\
+{%- for m in messages %}{{ '<|START_OF_TURN_TOKEN|><|' + {'system': 'SYSTEM', 'user': 'USER'}.get(m.role, 'CHATBOT')
+ + '_TOKEN|>' + m.content + '<|END_OF_TURN_TOKEN|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"""
+NAMED = {"chatml": CHATML, "llama3": "meta-llama-Llama-3.1-8B-Instruct", "command-r": COMMAND_R}
 # They choose a model, or what kvarn does anyway.
 WITHOUT_EFFECT = (
-    *("--offline", "--jinja", "--no-jinja", "--slots", "--cont-batching", "--embedding", "--metrics", "--verbose"),
+    *("--offline", "--jinja", "--no-jinja", "--slots", "--cont-batching", "--embedding", "--metrics"),
     *("--kv-unified", "--no-mmproj", "--swa-full"),
 )
 WITH_VALUE = ("--hf-repo", "--hf-file", "--model", "--model-url", "--threads", "--n-gpu-layers", "--ubatch-size", "-fa")

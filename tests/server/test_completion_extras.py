@@ -114,6 +114,19 @@ def test_rates_are_those_of_the_tokens_after_the_first() -> None:
     assert Timings(1, 0, 0.0, 1, 0.0).as_json()["predicted_per_second"] == 0.0
 
 
+def test_verbose_shows_the_prompt(client: Client) -> None:
+    body = client.ask(CHAT, **HELLO, verbose=True).json
+    assert body["__verbose"]["prompt"] == client.llm.tokenizer.decode(
+        client.llm.render(HELLO["messages"]), special=True
+    )
+    assert "__verbose" not in client.ask(CHAT, **HELLO, verbose=False).json
+
+
+def test_slots_of_llama_cpp_have_no_effect_and_are_told(client: Client) -> None:
+    body = client.ask(CHAT, **HELLO, id_slot=0, cache_prompt=False, n_keep=3).json
+    assert body["kvarn"]["ignored"] == ["id_slot", "cache_prompt", "n_keep"]
+
+
 def test_a_suffix_makes_a_gap(coder: Client) -> None:
     body = coder.ask(TEXT, prompt="a = ", suffix="\nprint(a)", return_token_ids=True, **ASK).json
     text = "<|fim_prefix|>a = <|fim_suffix|>\nprint(a)<|fim_middle|>"

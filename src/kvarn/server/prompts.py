@@ -60,7 +60,7 @@ class Prompts:
         self._check_size(len(before) + len(after))
         tokens = self._tokenizer.encode_gap(before, after)
         if tokens is None:
-            message = "the model has no tokens that mark a gap: use a model for filling in the middle"
+            message = "suffix: the model has no tokens that mark a gap; use a model for filling in the middle"
             raise Refusal(400, message, "suffix")
         room = self._llm.cache.longest - len(tokens) - (call.max_tokens or 1) - AROUND_EXTRA
         first = len(call.extra)

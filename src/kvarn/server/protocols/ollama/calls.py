@@ -23,7 +23,7 @@ LATEST = ":latest"  # Ollama adds it to names without a tag
 
 def chat_call(raw: bytes) -> Call:
     body = _checked(raw, CHAT_FIELDS)
-    messages = [_message(message) for message in body.get("messages", ())]
+    messages = [_message(message, i) for i, message in enumerate(body.get("messages", ()))]
     return _call(body, CHAT_FIELDS, {"messages": messages, "tools": body.get("tools", [])} if messages else {})
 
 
@@ -68,8 +68,10 @@ def _told(body: dict[str, Any], fields: Fields) -> list[Ignored]:
     ]
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
     """In OpenAI's form."""
+    if message.get("images"):
+        raise Refusal(400, f"messages[{i}].images is not implemented: the model reads text only", "messages")
     new = {name: value for name, value in message.items() if name in ("role", "tool_calls", "tool_call_id", "name")}
     if message.get("tool_name"):
         new["name"] = message["tool_name"]

@@ -47,7 +47,7 @@ MESSAGE: Schema = {
         "tool_name": TEXT_OR_NULL,
         "name": TEXT_OR_NULL,
         "tool_call_id": {"anyOf": [{"type": "string", "maxLength": 256}, {"type": "null"}]},
-        "images": {"anyOf": [{"type": "array", "maxItems": 0}, {"type": "null"}], "description": "not implemented"},
+        "images": {"anyOf": [{"type": "array"}, {"type": "null"}], "description": "not implemented"},
     },
     "required": ["role"],
     "additionalProperties": False,

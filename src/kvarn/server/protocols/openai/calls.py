@@ -43,8 +43,8 @@ def _extended(call: Call, body: dict[str, Any]) -> Call:
     """With the extensions of other engines."""
     if "prompt_logprobs" in body and call.stream:
         raise Refusal(400, "prompt_logprobs are not part of a stream: leave stream out", "prompt_logprobs")
-    timed = bool(body.get("timings_per_token"))
-    return replace(call, timed=timed, token_ids=bool(body.get("return_token_ids")))
+    timed, given = bool(body.get("timings_per_token")), call.given | {"verbose": bool(body.get("verbose"))}
+    return replace(call, timed=timed, token_ids=bool(body.get("return_token_ids")), given=given)
 
 
 def _prompts(value: Any) -> Sequence[Prompt]:

@@ -56,6 +56,8 @@ class OpenAIReply:
         body = {**self._head(self.whole_kind), "choices": made, "usage": usage_of(end)}
         for name, of_prompts in self._of_prompts(end).items():
             self._place(body, name, of_prompts)
+        if self._call.given.get("verbose"):
+            body["__verbose"] = {"prompt": "".join(map(self._setting.spell, self._setting.prompts))}
         return body | {"timings": end.timings.as_json(), "kvarn": end.told}
 
     def _of_prompts(self, end: End) -> Json:
