@@ -15,6 +15,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class Result(NamedTuple):
 
 
 def run_file(name: str, source: Path, environment: dict[str, str]) -> list[Result]:
+    """Those that are marked as slow need large models by name. As in llama.cpp's CI they do not run."""
     folder, report = source / "tools" / "server" / "tests", BUILD / f"{name}.xml"
     report.unlink(missing_ok=True)
     command = [
@@ -50,11 +52,17 @@ def run_file(name: str, source: Path, environment: dict[str, str]) -> list[Resul
         "no:cacheprovider",
     ]
     command += ["--tb=short", f"--junitxml={report}", "-o", "junit_logging=no"]
-    said = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
+    run = partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    slow = run([*command, "--collect-only", "-m", "slow"]).stdout
+    said = run([*command, "-m", "not slow"]).stdout
     if not report.exists():
         sys.exit(f"{name}: no report\n{said[-2000:]}")
     asked = flags_by_test(Path(environment["KVARN_PEER_NOTES"]))
-    return [judged(name, case, asked) for case in xml.parse(report).iter("testcase")]
+    left_out = [line.split("::")[-1] for line in slow.splitlines() if "::" in line]
+    return [
+        *(judged(name, case, asked) for case in xml.parse(report).iter("testcase")),
+        *(Result(name, test, reasons.MODEL, "needs a large model by its name; marked as slow") for test in left_out),
+    ]
 
 
 def flags_by_test(notes: Path) -> dict[str, list[str]]:
