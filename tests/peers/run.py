@@ -15,7 +15,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ FILES = (
     *("basic", "chat_completion", "completion", "tokenize", "compat_anthropic", "compat_oai_responses", "template"),
     *("stream", "security", "tool_call", "embedding", "infill"),
 )
+SMALL = "without_tool_call_slow"  # marked as slow, but with the small model
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 
 
@@ -39,30 +39,34 @@ class Result(NamedTuple):
 
 
 def run_file(name: str, source: Path, environment: dict[str, str]) -> list[Result]:
-    """Those that are marked as slow need large models by name. As in llama.cpp's CI they do not run."""
-    folder, report = source / "tools" / "server" / "tests", BUILD / f"{name}.xml"
-    report.unlink(missing_ok=True)
-    command = [
-        str(BUILD / "venv" / "bin" / "python"),
-        "-m",
-        "pytest",
-        f"unit/test_{name}.py",
-        "-q",
-        "-p",
-        "no:cacheprovider",
+    """Tests that are marked as slow need large models by name, but for a few. As in llama.cpp's CI they do not run."""
+    reports = [
+        run_pytest(name, source, environment, "-m", "not slow"),
+        run_pytest(name, source, environment, "-m", "slow", "-k", SMALL),
     ]
-    command += ["--tb=short", f"--junitxml={report}", "-o", "junit_logging=no"]
-    run = partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    slow = run([*command, "--collect-only", "-m", "slow"]).stdout
-    said = run([*command, "-m", "not slow"]).stdout
-    if not report.exists():
-        sys.exit(f"{name}: no report\n{said[-2000:]}")
-    asked = flags_by_test(Path(environment["KVARN_PEER_NOTES"]))
+    slow = pytest(name, source, environment, "--collect-only", "-m", "slow", "-k", f"not {SMALL}").stdout
     left_out = [line.split("::")[-1] for line in slow.splitlines() if "::" in line]
+    asked = flags_by_test(Path(environment["KVARN_PEER_NOTES"]))
     return [
-        *(judged(name, case, asked) for case in xml.parse(report).iter("testcase")),
+        *(judged(name, case, asked) for report in reports for case in report.iter("testcase")),
         *(Result(name, test, reasons.MODEL, "needs a large model by its name; marked as slow") for test in left_out),
     ]
+
+
+def run_pytest(name: str, source: Path, environment: dict[str, str], *flags: str) -> xml.ElementTree:
+    report = BUILD / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    done = pytest(name, source, environment, "--tb=short", f"--junitxml={report}", "-o", "junit_logging=no", *flags)
+    if not report.exists():
+        sys.exit(f"{name}: no report\n{done.stdout[-2000:]}")
+    return xml.parse(report)
+
+
+def pytest(name: str, source: Path, environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BUILD / "venv" / "bin" / "python"), "-m", "pytest", f"unit/test_{name}.py", "-q"]
+    command += ["-p", "no:cacheprovider", *flags]
+    folder = source / "tools" / "server" / "tests"
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def flags_by_test(notes: Path) -> dict[str, list[str]]:

@@ -165,6 +165,8 @@ def test_what_has_no_effect_is_told(client: Client) -> None:
         ({"logit_bias": [[1, True]]}, "logit_bias has the bias true"),
         ({"logit_bias": [[-1, 1]]}, "logit_bias has the token -1"),
         ({"logit_bias": [[True, 1]]}, "logit_bias has the token true"),
+        ({"logit_bias": [[2**70, 1]]}, "logit_bias has the token 1180591620717411303424"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias has the token 1.5"),
         ({"logit_bias": {"1": {}}}, "logit_bias has the bias {}"),
         ({"logit_bias": [[400, 1]]}, "token"),
         ({"n_cmpl": 128, "prompt": ["a", "b"]}, "2 prompts times n_cmpl is more than 128"),

@@ -204,7 +204,8 @@ class Generation:
     def _record(self) -> dict[str, Any]:
         """Store the explanation for the caller's key, and return it. What is stored may have less text."""
         self._explained = True
-        each = [to_json(self._quotable(self._ended[i].explanation), self._spell) for i in sorted(self._ended)]
+        shown = sorted(self._ended)[:MOST_AT_ONCE]  # many embeddings would fill the answer and the records
+        each = [to_json(self._quotable(self._ended[i].explanation), self._spell) for i in shown]
         head = {
             "id": self.reply.id,
             "request_id": self._entry.id,

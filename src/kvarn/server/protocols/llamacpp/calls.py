@@ -1,6 +1,5 @@
 """llama.cpp's /completion and /infill: from a body to a call."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from kvarn.text.infill import Extra
 
 MOST_CHOICES = 128  # prompts times n_cmpl
 FORBIDDEN = -100.0  # a bias
+MOST_IDS = 2**31
 SAMPLERS = {"penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"}
 
 
@@ -89,7 +89,7 @@ def _biases(given: Any) -> tuple[dict[int, float], dict[str, float]]:
             raise Refusal(400, message, "logit_bias", logged="logit_bias has a wrong bias")
         if isinstance(key, str):
             texts[key] = float(bias)
-        elif isinstance(key, bool) or (isinstance(key, float) and not math.isfinite(key)) or int(key) < 0:
+        elif not TYPES["integer"](key) or not 0 <= key < MOST_IDS:
             message = f"logit_bias has the token {show(key)}; give a token id or a text"
             raise Refusal(400, message, "logit_bias", logged="logit_bias has a wrong token")
         else:
