@@ -255,6 +255,16 @@ def test_slots_have_no_texts(client: Client) -> None:
     client.llm.runner.cancel(job)
 
 
+def test_no_slot_is_free(client: Client) -> None:
+    assert client.get("/slots?fail_on_no_slot=1").status == 200
+    jobs = [client.llm.start([97, i], SamplingParams(max_tokens=200, ignore_eos=True)) for i in range(5)]
+    client.llm.runner.step()
+    reply = client.get("/slots?fail_on_no_slot=1")
+    assert (reply.status, reply.json["error"]["type"]) == (503, "unavailable_error")
+    for job in jobs:
+        client.llm.runner.cancel(job)
+
+
 def test_a_chat_is_counted(client: Client) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     found = client.ask("/chat/completions/input_tokens", messages=messages).json

@@ -123,12 +123,15 @@ class Client:
     async def _start(self) -> None:
         self.service.start(self._loop)
 
-    def ask(self, path: str = CHAT, leave_at: int | None = None, **body: Any) -> Reply:
+    def ask(self, path: str = CHAT, leave_at: int | None = None, key: str = "", **body: Any) -> Reply:
         """`leave_at`: the client disconnects when it has got so many messages."""
-        return self._loop.run_until_complete(self._ask(path, json.dumps(body).encode(), leave_at))
+        return self._loop.run_until_complete(self._ask(path, json.dumps(body).encode(), leave_at, key))
 
-    def get(self, path: str) -> Reply:
-        return self._loop.run_until_complete(self._ask(path, b"", None, "GET"))
+    def get(self, path: str, key: str = "") -> Reply:
+        return self._loop.run_until_complete(self._ask(path, b"", None, key, "GET"))
+
+    def delete(self, path: str, key: str = "") -> Reply:
+        return self._loop.run_until_complete(self._ask(path, b"", None, key, "DELETE"))
 
     def together(self, calls: Sequence[dict]) -> list[Reply]:
         async def all_of() -> list[Reply]:
@@ -144,7 +147,7 @@ class Client:
     def metrics(self) -> str:
         return self.service._metrics.page()[0].decode()
 
-    async def _ask(self, path: str, body: bytes, leave_at: int | None, method: str = "POST") -> Reply:
+    async def _ask(self, path: str, body: bytes, leave_at: int | None, key: str = "", method: str = "POST") -> Reply:
         sent: list[dict] = []
         given = [{"type": "http.request", "body": body, "more_body": False}]
         left = asyncio.Event()
@@ -160,7 +163,7 @@ class Client:
             if leave_at is not None and len(sent) >= leave_at:
                 left.set()
 
-        await self._app(scope_of(path) | {"method": method}, receive, send)
+        await self._app(scope_of(path, key, method), receive, send)
         head = next((m for m in sent if m["type"] == "http.response.start"), {"status": 0, "headers": []})
         headers = {name.decode().lower(): value.decode() for name, value in head["headers"]}
         return Reply(head["status"], headers, b"".join(message.get("body", b"") for message in sent))
@@ -182,10 +185,10 @@ class Client:
 
 
 @contextmanager
-def serving(llm: LLM) -> Iterator[Client]:
+def serving(llm: LLM, access: Access | None = None) -> Iterator[Client]:
     """All requests must have been freed at the end."""
     metrics = Metrics(llm.engine, "tiny")
-    client = Client(Service(llm, "tiny", Access([]), metrics, Worker(llm, metrics)))
+    client = Client(Service(llm, "tiny", access or Access([]), metrics, Worker(llm, metrics)))
     try:
         yield client
         client.until(lambda: not llm.engine.busy)
@@ -196,15 +199,16 @@ def serving(llm: LLM) -> Iterator[Client]:
         llm.close()
 
 
-def scope_of(path: str) -> dict:
+def scope_of(path: str, key: str = "", method: str = "POST") -> dict:
+    path, _, query = path.partition("?")
     return {
         "type": "http",
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"host", b"localhost")],
+        "query_string": query.encode(),
+        "headers": [(b"host", b"localhost"), *([(b"x-api-key", key.encode())] if key else [])],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
         "scheme": "http",

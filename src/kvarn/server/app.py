@@ -164,7 +164,7 @@ class Service:
             self.llm.tokenizer.token_bytes,
             self.fingerprint,
             [each.prompt for each in submissions],
-            submissions[0].params if submissions else None,
+            submissions[0].params if submissions else SamplingParams(),
             self._prompts.text,
             self.llm.cache.longest,
             self.llm.config.hidden,

@@ -71,13 +71,13 @@ class End(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What replies know about the server and the prompts."""
+    """What replies know about the server and the request."""
 
     model: str
     token_bytes: Callable[[int], bytes]
     fingerprint: str | None = None  # changes if the bits of answers may change
-    prompts: Sequence[Sequence[int]] = ()  # token ids
-    params: SamplingParams | None = None  # of all prompts
+    prompts: Sequence[Sequence[int]] = ()
+    params: SamplingParams = SamplingParams()
     spell: Callable[[Sequence[int]], str] = str  # the text of token ids
     context: int = 0  # tokens of a prompt and its answer
     width: int = 0  # numbers of a hidden state

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvarn.chats.answer import Reader
-from kvarn.engine.params import SamplingParams
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
@@ -107,8 +106,8 @@ class LlamaReply:
         return body | {"kvarn": end.told}
 
     def _generation_settings(self) -> Json:
-        params = self._setting.params or SamplingParams()
-        return generation_settings(params, self._setting.context, self._call.stream, self._call.max_tokens)
+        setting = self._setting
+        return generation_settings(setting.params, setting.context, self._call.stream, self._call.max_tokens)
 
     def _chosen(self, body: Json) -> Json:
         """Only what `response_fields` asks for; a/b is the field b of a."""
