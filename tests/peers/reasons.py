@@ -106,6 +106,12 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         OTHERWISE,
+        "test_responses_stream_with_llama_telemetry",
+        "",
+        "`timings_per_token` and `return_progress` are not fields of responses",
+    ),
+    (
+        OTHERWISE,
         "test_return_progress",
         "",
         "`return_progress` is accepted and reported: a stream has no progress of its prompt",

@@ -5,7 +5,7 @@
 SOURCE is a source tree of llama.cpp. Each test starts `kvarn serve` with its own flags (llama_server.py takes the
 place of llama-server). The environment of the tests is build/peers/venv; `make test-peers` makes it. A failure is
 counted apart if reasons.py says why; any other failure makes the exit status 1. With --only, the named files run, and
-nothing is written.
+the page has the last results of the others.
 """
 
 import argparse
@@ -130,25 +130,38 @@ def main() -> int:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    results: list[Result] = []
+    failed = 0
     for name in given.only or FILES:
         found = run_file(name, given.source.resolve(), environment)
-        results += found
+        keep(name, found)
         print(name, dict(Counter(each.outcome for each in found)), flush=True)
         for each in found:
             if each.outcome == FAILED:
+                failed += 1
                 print(f"  {each.test}: {each.why}")
-    if not given.only:
-        commit = (
-            (given.source / "COMMIT").read_text().strip() if (given.source / "COMMIT").exists() else head(given.source)
-        )
-        (ROOT / "docs" / "llama-tests.md").write_text(page(results, commit))
-        kept = {"commit": commit, "results": [each._asdict() for each in results]}
-        (ROOT / "bench" / "results" / "llama-tests.json").write_text(json.dumps(kept, indent=1) + "\n")
-    return int(any(each.outcome == FAILED for each in results))
+    write_page(head(given.source))
+    return int(failed > 0)
+
+
+def keep(name: str, found: list[Result]) -> None:
+    (BUILD / f"{name}.json").write_text(json.dumps([each._asdict() for each in found]))
+
+
+def write_page(commit: str) -> None:
+    """From the last results of every file, if there are any."""
+    kept = [BUILD / f"{name}.json" for name in FILES]
+    if not all(path.exists() for path in kept):
+        return
+    results = [Result(**each) for path in kept for each in json.loads(path.read_text())]
+    (ROOT / "docs" / "llama-tests.md").write_text(page(results, commit))
+    stored = {"commit": commit, "results": [each._asdict() for each in results]}
+    (ROOT / "bench" / "results" / "llama-tests.json").write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def head(source: Path) -> str:
+    """The commit of a checkout, or what the file COMMIT of an unpacked archive says."""
+    if (source / "COMMIT").exists():
+        return (source / "COMMIT").read_text().strip()
     asked = ["git", "-C", str(source), "rev-parse", "--short=12", "HEAD"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
