@@ -311,16 +311,8 @@ class LLM:
     def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str | None = None) -> list[Floats]:
         """The vector of each prompt (text, or token ids), of length 1: its last hidden state (`last`), or the mean of
         all of them (`mean`). None takes what the model's file says, else `last`."""
-        jobs: list[Job] = []
-        chosen = pooling or self.pooling
-        given = [self.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts_of(prompts)]
-        try:
-            self._start_all([partial(self.runner.embed, each, chosen) for each in given], jobs)
-            for job in jobs:
-                self.runner.wait(job)
-        finally:
-            self._cancel(jobs)
-        return [job.request.pool.vector() for job in jobs if job.request.pool is not None]
+        starts = [partial(self.start_embedding, prompt, pooling) for prompt in prompts_of(prompts)]
+        return [job.vector() for job in self._run(starts)]
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
@@ -331,6 +323,11 @@ class LLM:
         text = prompt if isinstance(prompt, str) else None
         tokens = ids_of(prompt) if text is None else self.tokenizer.encode(text)
         return self.runner.add(tokens, params, conversation=conversation, listener=listener, text=text)
+
+    def start_embedding(self, prompt: Prompt, pooling: str | None = None, listener: Listener = SILENT) -> Job:
+        """Queue a prompt for its vector."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else ids_of(prompt)
+        return self.runner.embed(tokens, pooling or self.pooling, listener=listener)
 
     def stream_job(self, job: Job) -> Stream:
         return Stream(self.runner, job)
@@ -347,6 +344,9 @@ class LLM:
             raise
 
     def _finish(self, starts: Sequence[Callable[[], Job]]) -> list[Output]:
+        return [job.output() for job in self._run(starts)]
+
+    def _run(self, starts: Sequence[Callable[[], Job]]) -> list[Job]:
         """Start all and wait for all. If one fails, its error is raised and the others are cancelled."""
         jobs: list[Job] = []
         try:
@@ -355,7 +355,7 @@ class LLM:
                 self.runner.wait(job)
         finally:
             self._cancel(jobs)
-        return [job.output() for job in jobs]
+        return jobs
 
     def _cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

@@ -1,5 +1,6 @@
 """Vectors of prompts: their numbers, and that batch, chunks, reuse and preemption change no bit."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from support.null_backend import Null
 from support.serving import tiny_model
 
-from kvarn import LLM, SamplingParams
+from kvarn import LLM, AsyncLLM, SamplingParams
 from kvarn.engine.explain import explain, in_words
 from kvarn.engine.pooling import Pool
 from kvarn.errors import BadLogits, KvarnError
@@ -119,6 +120,16 @@ def test_a_failing_step_fails_only_its_request(model: Path, monkeypatch: pytest.
     llm.runner.wait(other)
     assert len(other.output().tokens) == 60
     llm.cache.check()
+
+
+def test_vectors_can_be_awaited(model: Path) -> None:
+    llm = open_llm(model)
+
+    async def ask() -> list[np.ndarray]:
+        async with AsyncLLM(llm) as model:
+            return [*(await model.embed(TEXTS[:2])), *(await model.embed(llm.tokenizer.encode(TEXTS[2]), "mean"))]
+
+    assert bits(asyncio.run(ask())) == bits([*llm.embed(TEXTS[:2]), *llm.embed(TEXTS[2], "mean")])
 
 
 def test_every_backend_has_vectors(model: Path) -> None:
