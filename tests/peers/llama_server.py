@@ -51,6 +51,8 @@ def template_of(given: argparse.Namespace) -> str:
     if given.chat_template_file:
         return Path(given.chat_template_file).read_text()
     named = NAMED.get(given.chat_template or "chatml", given.chat_template)
+    if "{" in named:
+        return named
     file = Path("../../../models/templates") / f"{named}.jinja"
     return file.read_text() if file.is_file() else named
 
