@@ -97,8 +97,10 @@ def table(results: list[Result]) -> str:
     return "\n".join(rows)
 
 
-def page(results: list[Result], commit: str) -> str:
+def page(results: list[Result], commit: str, missing: list[str]) -> str:
     parts = [reasons.HEAD.format(commit=commit), table(results), ""]
+    if missing:
+        parts += [f"Not run yet: {', '.join(missing)}.", ""]
     for kind in (*reasons.KINDS, FAILED):
         found = Counter((each.file, each.test.split("[")[0], each.why) for each in results if each.outcome == kind)
         if found:
@@ -148,13 +150,13 @@ def keep(name: str, found: list[Result]) -> None:
 
 
 def write_page(commit: str) -> None:
-    """From the last results of every file, if there are any."""
-    kept = [BUILD / f"{name}.json" for name in FILES]
-    if not all(path.exists() for path in kept):
-        return
-    results = [Result(**each) for path in kept for each in json.loads(path.read_text())]
-    (ROOT / "docs" / "llama-tests.md").write_text(page(results, commit))
-    stored = {"commit": commit, "results": [each._asdict() for each in results]}
+    """From the last results of every file. Those that were never run here are named."""
+    kept = {name: BUILD / f"{name}.json" for name in FILES}
+    missing = [name for name, path in kept.items() if not path.exists()]
+    found = [json.loads(path.read_text()) for name, path in kept.items() if name not in missing]
+    results = [Result(**each) for file in found for each in file]
+    (ROOT / "docs" / "llama-tests.md").write_text(page(results, commit, missing))
+    stored = {"commit": commit, "not run": missing, "results": [each._asdict() for each in results]}
     (ROOT / "bench" / "results" / "llama-tests.json").write_text(json.dumps(stored, indent=1) + "\n")
 
 
