@@ -64,6 +64,8 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
 	  test -x $(CLIENTS)/$$name/bin/python || $(PYTHON) -m venv $(CLIENTS)/$$name; \
 	  $(CLIENTS)/$$name/bin/python -m pip install -q --disable-pip-version-check -r tests/clients/requirements/$$name.txt || exit 1; done
 	@$(CLIENTS)/guidellm/bin/python -m pip install -q --disable-pip-version-check --no-deps guidellm
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/codex @openai/codex; \
+	else echo "no npm found: Codex is not run"; fi
 	@command -v prometheus >/dev/null || { cd $(CLIENTS) && apt-get download -qq prometheus 2>/dev/null \
 	  && dpkg-deb -x prometheus_*.deb prometheus; } || echo "no Prometheus server found: its metrics are only parsed"
 	@touch $@

@@ -2,9 +2,9 @@
 
     python bench/gpu_speed.py [--models 1.1B-BF16,8B-Q4_K_M] [--quick] [--folder DIR]
 
-For each model: decode at three depths, in batches of 32 and 128, a prompt of 4,096 tokens, the time of the
-operations of a decode step, the memory that was predicted and used, and the time from the start of a process
-to its first token. Writes one JSON file, after every model.
+For each model: decode at three depths, in batches of 32 and 128, a prompt of 4,096 tokens, the operations of
+a decode step and the host's work in it, the memory that was predicted and used, and the time from the start of
+a process to its first token. Writes one JSON file, after every model.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from kvarn.bench import suite
 from kvarn.bench.case import Case
 from kvarn.bench.machine import Bandwidth
 from kvarn.bench.peers.recorded import Recorded, main_type
-from kvarn.bench.subject import ENDLESS, Setup
+from kvarn.bench.subject import Setup
 from kvarn.cli.table import print_table
 from kvarn.loading.checkpoint import open_checkpoint
 
@@ -40,6 +40,7 @@ CASES = [
 ]
 QUICK = [Case("tg", 16, 128), Case("pp", 512)]
 CHUNK = 4096  # most tokens of a step
+REPLAYS = 40  # of a graph, for its time
 
 
 def measure(path: Path, cases: list[Case], repetitions: int, table: Path, backend: str) -> dict[str, Any]:
@@ -56,7 +57,12 @@ def measure(path: Path, cases: list[Case], repetitions: int, table: Path, backen
         for row in suite.run(llm, [Setup(chunk=CHUNK)], chosen, repetitions, bandwidth, recorded=recorded):
             found["rows"].append(row)
             show(path.stem, row)
-    found["operations"] = operations(llm)
+    found["steps"] = {}
+    for case in (case for case in cases if case.kind == "tg"):
+        decoding = Decoding(llm, case)
+        found["steps"][f"{case.batch} at {case.depth}"] = decoding.host() | {"kernels_us": decoding.kernels()}
+        decoding.close()
+        del decoding  # its cache
     found["memory"] = {"predicted": weight_bytes(open_checkpoint(path)), "used": llm.program.nbytes}
     llm.close()
     return found
@@ -70,21 +76,90 @@ def show(model: str, row: dict[str, Any]) -> None:
     print(f"{model:12} {where} {figures} {beside}")
 
 
-def operations(llm: LLM, steps: int = 8) -> dict[str, float]:
-    """Microseconds of a decode step at a small depth, by kind of operation, each launched by itself."""
-    engine, program = llm.engine, llm.program
-    request = engine.add([1, 2, 3], ENDLESS)
-    for _ in range(4):
-        engine.step()
-    program.trace(True)
-    for _ in range(steps):
-        engine.step()
-    program.trace(False)
-    times: Counter[str] = Counter()
-    for span in program.timings():
-        times[re.sub(r"\d+", "N", span.name)] += (span.end - span.begin) / 1e3 / steps
-    engine.cancel(request)
-    return dict(times.most_common())
+def show_steps(steps: dict[str, Any]) -> None:
+    names = list(dict.fromkeys(name for step in steps.values() for name in step["kernels_us"]))
+    rows = [("step", *(f"{step['step_us']:.0f}" for step in steps.values()))]
+    rows += [("the host works", *(f"{step['host_us']:.0f}" for step in steps.values()))]
+    rows += [(name, *(f"{step['kernels_us'].get(name, 0):.0f}" for step in steps.values())) for name in names]
+    print_table(("us of a step", *steps), rows)
+
+
+class Decoding:
+    """Decode steps of a case, and the kernels in their graph."""
+
+    def __init__(self, llm: LLM, case: Case) -> None:
+        self._driver, self._graphs = llm.backend._driver, llm.program.graphs
+        self._names = {function: kernel.name for kernel, function in self._driver._functions.items()}
+        self._seen: tuple[Any, Any] | None = None  # memory and frame of the last step
+        self._subject = suite.subject(llm, Setup(chunk=CHUNK), [case])
+        self._subject.prepare(case)
+        self._case = case
+
+    def host(self) -> dict[str, float]:
+        """Microseconds of a step, and how long the host works in it; the rest of the time it waits for the device."""
+        waited, wait = 0.0, self._driver.wait
+
+        def timed(event: Any) -> None:
+            nonlocal waited
+            began = time.perf_counter()
+            wait(event)
+            waited += time.perf_counter() - began
+
+        self._driver.wait = timed
+        reading = self._subject.measure(self._case)
+        del self._driver.wait
+        return {
+            "step_us": reading.seconds / reading.steps * 1e6,
+            "host_us": (reading.seconds - waited) / reading.steps * 1e6,
+        }
+
+    def kernels(self) -> dict[str, float]:
+        """Microseconds of the graph, which has no logits, and by how much it is shorter without each kernel."""
+        run = self._graphs.run
+
+        def noted(memory: Any, frame: Any, sampled: Any) -> None:
+            self._seen = memory, frame
+            run(memory, frame, sampled)
+
+        self._graphs.run = noted
+        self._subject.measure(self._case)
+        del self._graphs.run
+        self._driver.synchronize()
+        whole, names = self._graph_us(None)
+        found = {name: whole - self._graph_us(name)[0] for name in names}
+        return {"whole": whole} | dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def _graph_us(self, without: str | None, replays: int = REPLAYS) -> tuple[float, list[str]]:
+        """Also the names of its kernels."""
+        assert self._seen is not None
+        memory, frame = self._seen
+        names, name, launch = Counter[str](), "", self._driver.launch
+
+        def noted(function: Any, grid: Any, args: Any) -> None:
+            kernel = f"{name} {self._names[function]}"
+            names[kernel] += 1
+            if kernel != without:
+                launch(function, grid, args)
+
+        def launches() -> None:
+            nonlocal name
+            for operation in self._graphs._operations:
+                name = re.sub(r"blk\.\d+\.|[ .]\d+|\.weight", "", operation.name)
+                operation.run(memory, frame.padded())
+
+        self._driver.launch = noted
+        graph = self._driver.capture(launches)
+        del self._driver.launch
+        start, end = self._driver.event(), self._driver.event()
+        self._driver.replay(graph)
+        self._driver.record(start)
+        for _ in range(replays):
+            self._driver.replay(graph)
+        self._driver.record(end)
+        return float(self._driver.elapsed(start, end)) / replays * 1e3, list(names)
+
+    def close(self) -> None:
+        self._subject.close()
 
 
 def main() -> None:
@@ -110,7 +185,7 @@ def main() -> None:
             found["first_token_s"] = [first_byte(str(path), args.backend) for _ in range(args.starts)]
             result["models"][model] = found
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            print_table(("operation", "us a step"), [(name, f"{us:.1f}") for name, us in found["operations"].items()])
+            show_steps(found["steps"])
             used, predicted = found["memory"]["used"], found["memory"]["predicted"]
             starts = ", ".join(f"{s:.2f}" for s in found["first_token_s"])
             print(f"weights {used / 1e9:.2f} GB, predicted {predicted / 1e9:.2f}; to the first token {starts} s\n")

@@ -242,7 +242,6 @@ ROWS = [
     refused("audio", lambda a: chat(a, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})),
     refused("suffix", lambda a: text(a, suffix="end")),
     refused("best_of", lambda a: text(a, best_of=2)),
-    refused("responses", lambda a: client(a).responses.create(model=MODEL, input="Hi")),
     works("embeddings, as numbers and as base64", embeddings),
     refused("embeddings, shortened", lambda a: client(a).embeddings.create(model=MODEL, input="Hi", dimensions=8)),
     refused("moderations", lambda a: client(a).moderations.create(input="Hi")),

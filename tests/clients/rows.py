@@ -20,15 +20,17 @@ from typing import NamedTuple
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France?"
+SHORT = "What is the capital of France? Answer with one word."  # the answer ends within 20 tokens
 ASKED = [{"role": "user", "content": QUESTION}]
 FOX = "The quick brown fox"
 REFUSED = (400, 404)
 
 
 @cache
-def answer(address: str, max_tokens: int = 20) -> str:
-    """The answer to ASKED at temperature 0, asked without any client. It has the same bits every time."""
-    return _ask(address, "chat/completions", messages=ASKED, max_tokens=max_tokens)["message"]["content"]
+def answer(address: str, max_tokens: int = 20, question: str = QUESTION) -> str:
+    """The answer to the question at temperature 0, asked without any client. It has the same bits every time."""
+    asked = [{"role": "user", "content": question}]
+    return _ask(address, "chat/completions", messages=asked, max_tokens=max_tokens)["message"]["content"]
 
 
 @cache

@@ -40,6 +40,12 @@ class Client(NamedTuple):
 
 CLIENTS = [
     Client("openai", "openai_sdk"),
+    Client("openai (Responses API)", "openai_responses"),
+    Client(
+        "openai (types)",
+        "openai_types",
+        note="every answer and every event, validated strictly; the types are generated from OpenAI's OpenAPI document",
+    ),
     Client("langchain-openai", "langchain_sdk"),
     Client("langchain-ollama", "langchain_ollama_sdk"),
     Client("llm (command line)", "llm_cli"),
@@ -47,6 +53,12 @@ CLIENTS = [
     Client("instructor", "instructor_sdk"),
     Client("pydantic-ai", "pydantic_ai_sdk"),
     Client("openai-agents", "openai_agents"),
+    Client(
+        "Codex CLI",
+        "codex_cli",
+        note="the program itself, from npm, against a model that writes given texts, because small models do not call "
+        "its tools",
+    ),
     Client("outlines (`from_openai`)", "outlines_sdk"),
     Client("guidance (`models.OpenAI`)", "guidance_sdk"),
     Client("anthropic", "anthropic_sdk"),
@@ -118,7 +130,7 @@ def main(names: list[str]) -> int:
             server = subprocess.Popen([*kvarn, "serve", *flags], stderr=errors)
         try:
             address = started(server, log)
-            results = {client: run_client(client, address, log) for client in chosen}
+            results = {client: rows for client in chosen if (rows := run_client(client, address, log))}
         finally:
             server.terminate()
             server.wait()

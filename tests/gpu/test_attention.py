@@ -114,6 +114,7 @@ def test_the_scale_is_the_callers(cuda) -> None:
     driven = Driven(cuda, settings(layer))
     data = workload([layer], [{0: 20}])[0, 0]
     driven.step({0: 20}, {(0, 0): data}, attend=False)
+    assert same_bits(driven.layers.attend(0, -data.q, -0.5), driven.layers.attend(0, data.q, 0.5))
     flat = driven.layers.attend(0, data.q, 0.0)
     means = np.cumsum(data.v.repeat(2, 1).astype(np.float64), 0) / np.arange(1, 21)[:, None, None]
     assert np.abs(flat - means).max() < 0.01

@@ -12,7 +12,7 @@ from support.tiny_models import ARCHITECTURES, GOLDEN
 
 from kvarn.backends.cuda import program as program_module
 from kvarn.backends.cuda.planes import PACKED
-from kvarn.backends.cuda.program import LOGIT_ROWS, SAMPLED
+from kvarn.backends.cuda.program import LOGIT_ROWS
 from kvarn.backends.cuda.weights import _f16
 from kvarn.backends.reference import Reference
 from kvarn.errors import BadStep
@@ -116,7 +116,7 @@ def test_a_step_larger_than_the_workspace_enlarges_it(loaded: Loaded) -> None:
     small = loaded.program.workspace
     by_ones = loaded.logits(TOKENS, 4)
     assert loaded.program.workspace == small
-    tokens = TOKENS * 8
+    tokens = TOKENS * 14
     whole = loaded.logits(tokens, len(tokens))
     assert loaded.program.workspace > small
     assert same_bits(whole[:20], by_ones)
@@ -191,14 +191,15 @@ def test_times(loaded: Loaded) -> None:
     assert batch.memory.counters.seconds == {"prefill": 2e-3, "decode": 1e-3}
 
 
-def test_some_steps_are_timed_without_a_trace(loaded: Loaded) -> None:
+def test_some_steps_are_timed_without_a_trace(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one counts once, and a later one for all steps since the last that was timed."""
-    batch = Batch(loaded, SAMPLED + 8, 1)
+    monkeypatch.setattr(program_module, "SAMPLED", 16)
+    batch = Batch(loaded, 24, 1)
     batch.step({0: TOKENS[:5]})
-    for _ in range(SAMPLED):
+    for _ in range(16):
         batch.step({0: [1]})
     assert loaded.program.timings() == []
-    assert batch.memory.counters.seconds == {"prefill": 1e-3, "decode": pytest.approx(SAMPLED * 1e-3)}
+    assert batch.memory.counters.seconds == {"prefill": 1e-3, "decode": pytest.approx(16e-3)}
 
 
 def test_a_trace_has_the_steps_that_were_traced(loaded: Loaded) -> None:

@@ -104,10 +104,10 @@ def test_the_tile_follows_the_number_of_rows() -> None:
         found = [specs.tile_for("bf16", n, n_rows, splits) for n in (1, 16, 17, 33, 65, 256, 257)]
         return [(tile.rows, tile.columns, mode) for tile, mode in found]
 
-    few = [(32, 64, "shared"), (64, 64, "shared"), (128, 128, "shared"), (128, 128, "shared")]
-    assert tiles(28672, 1) == [(16, 64, "shared")] * 2 + few + [(128, 256, "whole")]
-    assert tiles(4096, 4) == [(16, 64, "shared")] * 2 + few + [(128, 128, "turns")]
-    assert tiles(2048, 2) == [(16, 32, "shared")] * 2 + few + [(128, 128, "turns")]
+    few = [(32, 64, "shared"), (64, 64, "shared"), (128, 64, "shared"), (128, 64, "shared")]
+    assert tiles(28672, 1) == [(16, 64, "shared")] * 2 + few + [(256, 128, "whole")]
+    assert tiles(4096, 4) == [(16, 64, "shared")] * 2 + few + [(256, 64, "turns")]
+    assert tiles(2048, 2) == [(16, 32, "shared")] * 2 + few + [(256, 64, "turns")]
     for form in FORMS:
         for kernel in (specs.linear(form, *tile) for tile in specs.tiles(form)):
             assert specs.ROWS % kernel.size("BM") == specs.COLUMNS % kernel.size("BN") == 0, "tiles are never cut"

@@ -9,6 +9,7 @@ from gpu.support.launching import FORMS, ROUNDOFF, Board, as_stored, decoded
 
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.specs import Kernel
+from kvarn.cache.spec import ceil_div
 
 HEADS, TOKENS, SPARE = 3, [4, 0, 2], 8  # rows of `out`, and numbers behind each
 
@@ -21,7 +22,7 @@ class Splits:
         shape = (len(TOKENS), n, HEADS)
         self.peaks = np.where(seen[None, :, None], random.uniform(-30, 30, shape), -np.inf).astype(np.float32)
         self.masses, self.sums = random.uniform(1, 9, shape), random.standard_normal((*shape, dim))
-        self.masses[:, ~seen], self.sums[:, ~seen] = np.nan, np.nan
+        self.masses[:, ~seen], self.sums[:, ~seen] = 0, np.nan
 
     def expected(self) -> np.ndarray:
         top = self.peaks.max(1, keepdims=True)
@@ -33,22 +34,27 @@ class Splits:
 def run(driver, kernel: Kernel, splits: Splits, form: str) -> np.ndarray:
     """[6, HEADS * dim + SPARE] in the form."""
     board, dim = Board(driver), splits.sums.shape[-1]
-    given = [board.put(x.astype(np.float32)) for x in (splits.sums, splits.peaks, splits.masses)]
+    padding = [(0, 0)] * 3 + [(0, specs.head_block(dim) - dim)]
+    partial = np.pad(splits.sums, padding, constant_values=np.nan).transpose(0, 2, 1, 3)
+    ends = np.stack([splits.peaks, splits.masses], -1).transpose(0, 2, 1, 3)
+    given = [board.put(np.ascontiguousarray(x, np.float32)) for x in (partial, ends)]
     stride = HEADS * dim + SPARE
     out = board.room(6 * stride * specs.TYPE_BYTES[form])
-    shape = (splits.peaks.shape[1], HEADS, dim, stride, specs.FORM_CODES[form])
-    board.launch(kernel, (len(TOKENS), HEADS, 1), *given, board.put(np.array(TOKENS, np.int32)), out, *shape)
+    shape = (splits.peaks.shape[1], HEADS, dim, stride, specs.FORM_CODES[form], 1)
+    pieces = specs.head_block(dim) // kernel.size("PIECE")
+    grid = (len(TOKENS), ceil_div(HEADS, kernel.size("HEADS")), pieces)
+    board.launch(kernel, grid, *given, board.put(np.array(TOKENS, np.int32)), out, *shape)
     return board.get(out, (6, stride), form)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dim", [8, 64, 96, 256])
-@pytest.mark.parametrize("n", [1, 3, 8, 19])
-def test_every_form_and_number_of_splits(driver, form: str, dim: int, n: int) -> None:
+@pytest.mark.parametrize(("n", "deep"), [(1, False), (3, False), (8, False), (41, False), (3, True), (75, True)])
+def test_every_form_and_number_of_splits(driver, form: str, dim: int, n: int, deep: bool) -> None:
     """One split more than there is room for at a time, and splits without a key between others."""
     seen = np.arange(n) % 3 != 1
     splits = Splits(n, dim, seen)
-    found = decoded(run(driver, specs.reduce(dim), splits, form), form)
+    found = decoded(run(driver, specs.reduce(dim, deep), splits, form), form)
     expected = splits.expected().reshape(len(TOKENS), -1)
     error = np.abs(found[TOKENS, : HEADS * dim] - expected).max() / np.abs(expected).max()
     assert error < ROUNDOFF[form] + 2e-6
@@ -58,20 +64,22 @@ def test_every_form_and_number_of_splits(driver, form: str, dim: int, n: int) ->
 
 def test_rounding_to_a_form_is_the_last_step(driver) -> None:
     splits = Splits(5, 64, np.ones(5, bool))
-    wide = run(driver, specs.reduce(64), splits, "f32")[TOKENS, : HEADS * 64]
+    wide = run(driver, specs.reduce(64, False), splits, "f32")[TOKENS, : HEADS * 64]
     for form in ("f16", "bf16"):
-        found = decoded(run(driver, specs.reduce(64), splits, form), form)[TOKENS, : HEADS * 64]
+        found = decoded(run(driver, specs.reduce(64, False), splits, form), form)[TOKENS, : HEADS * 64]
         assert (found == as_stored(wide, form)).all()
 
 
-@pytest.mark.parametrize("n", [8, 19])
+@pytest.mark.parametrize("n", [8, 19, 41])
 def test_loading_several_splits_at_a_time_changes_no_bit(driver, n: int) -> None:
     """Nor do splits without a key at the end, which a bucket adds."""
-    kernel = specs.reduce(64)
-    single = replace(kernel, constants=(("BD", 64), ("TOGETHER", 64)))
+    kernel = specs.reduce(64, False)
+    sizes = (("HEADS", 2), ("BD", 64), ("PIECE", 64), ("MANY", 1), ("SOME", 1), specs.EARLY)
+    single = replace(kernel, constants=sizes)
     splits = Splits(n, 64, np.ones(n, bool))
     found = run(driver, kernel, splits, "f32")[TOKENS, : HEADS * 64]
     assert same_bits(found, run(driver, single, splits, "f32")[TOKENS, : HEADS * 64])
+    assert same_bits(found, run(driver, specs.reduce(64, True), splits, "f32")[TOKENS, : HEADS * 64])
     longer = Splits(n + 5, 64, np.arange(n + 5) < n)
     for name in ("peaks", "masses", "sums"):
         getattr(longer, name)[:, :n] = getattr(splits, name)
@@ -81,8 +89,17 @@ def test_loading_several_splits_at_a_time_changes_no_bit(driver, n: int) -> None
 def test_a_token_that_sees_nothing(driver) -> None:
     """As a row that pads a bucket: the others are as without it."""
     splits = Splits(9, 64, np.ones(9, bool))
-    whole = run(driver, specs.reduce(64), splits, "f32")
-    splits.peaks[1], splits.masses[1], splits.sums[1] = -np.inf, np.nan, np.nan
-    found = run(driver, specs.reduce(64), splits, "f32")
+    whole = run(driver, specs.reduce(64, False), splits, "f32")
+    splits.peaks[1], splits.masses[1], splits.sums[1] = -np.inf, 0, np.nan
+    found = run(driver, specs.reduce(64, False), splits, "f32")
     assert np.isnan(found[TOKENS[1]]).all()
     assert same_bits(found[[TOKENS[0], TOKENS[2]]], whole[[TOKENS[0], TOKENS[2]]]), "the spare numbers are equal too"
+
+
+def test_a_split_with_nan_alone(driver) -> None:
+    """It has no peak, but it was seen: the head is NaN."""
+    splits = Splits(9, 64, np.ones(9, bool))
+    splits.peaks[0, 3, 1], splits.masses[0, 3, 1], splits.sums[0, 3, 1] = -np.inf, np.nan, np.nan
+    found = run(driver, specs.reduce(64, False), splits, "f32")[TOKENS, : HEADS * 64].reshape(3, HEADS, 64)
+    assert np.isnan(found[0, 1]).all()
+    assert np.isfinite(np.delete(found.reshape(-1, 64), 1, 0)).all()

@@ -52,6 +52,14 @@ def test_norm(board: Board, random, form: str, width: int) -> None:
     assert not found[:, width:].any(), "the padding stays zero"
 
 
+@pytest.mark.parametrize("width", [specs.ROW_STRETCH, specs.ROW_STRETCH + 4])
+def test_norm_of_rows_that_are_read_twice(board: Board, random, width: int) -> None:
+    x, weight = rows(random, 2, width), random.standard_normal(width, np.float32)
+    expected = oracle.norm(x, weight, EPS)
+    assert relative(board.norm("f32", x, weight, EPS)[:, :width], expected) < F32
+    assert relative(board.norm_add(x, weight, 0 * x, EPS)[:, :width], expected) < F32
+
+
 def test_norm_of_zeros_is_zero(board: Board) -> None:
     zeros = np.zeros((2, 72), np.float32)
     assert not board.norm("f32", zeros, np.ones(72, np.float32), EPS).any()

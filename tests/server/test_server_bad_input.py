@@ -9,6 +9,7 @@ import pytest
 from support.serving import Served, serve, tiny_model
 
 from kvarn.server import request_fields
+from kvarn.server.protocols.responses import fields as responses
 
 CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 TALK = [{"role": "user", "content": "hello"}]
@@ -195,5 +196,6 @@ def test_a_client_that_leaves_during_its_body_is_harmless(server: Served) -> Non
 
 def test_every_field_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-    for name in (request_fields.CHAT | request_fields.COMPLETION).keys() - {"messages", "prompt", "model"}:
+    tables = request_fields.CHAT | request_fields.COMPLETION | responses.TABLE
+    for name in tables.keys() - {"messages", "prompt", "model"}:
         assert re.search(rf"`{name}[`.]", text), f"{name} is not in docs/serving.md"

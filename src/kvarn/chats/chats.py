@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvarn.chats.answer import Plain, Reader
+from kvarn.chats.continuation import Suffix, suffix
 from kvarn.chats.history import for_template
 from kvarn.chats.rules import Rule, rule_of
 from kvarn.chats.tools import NO_TOOLS, ToolUse
@@ -85,6 +86,18 @@ class Chats:
         more |= {} if opens else {"add_generation_prompt": False}
         return self._render(values["messages"], **values["variables"], **more), quoted.stand_ins
 
+    def suffix(
+        self, answer: Message, new: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]
+    ) -> Suffix | None:
+        """What continues the tokens of a conversation that ended with `answer`."""
+        tokenizer = self._tokenizer
+        ends = [tokenizer.token_bytes(id).decode("utf-8", "replace") for id in tokenizer.eos_ids]
+        render = partial(self.prompt, use=use, variables=variables)
+        return suffix(render, answer, new, ends, tokenizer.control_texts)
+
+    def continued(self, tokens: Sequence[int], suffix: Suffix) -> list[int]:
+        return [*tokens, *self._tokenizer.encode(suffix.text, bos=False, special=True, stand_ins=suffix.stand_ins)]
+
     def encode(self, prompt: str, stand_ins: Mapping[str, str]) -> list[int]:
         return self._tokenizer.encode(prompt, special=True, stand_ins=stand_ins)
 
@@ -95,8 +108,10 @@ class Chats:
         use: ToolUse = NO_TOOLS,
         structure: Structure | None = None,
         split: bool = True,
+        tokens: list[int] | None = None,
     ) -> Prepared:
-        """`split`: reasoning is not part of the text. Raises KvarnError if calls of the tools cannot be enforced."""
+        """`split`: reasoning is not part of the text. `tokens`: of the prompt, if they are known. Raises KvarnError if
+        calls of the tools cannot be enforced."""
         dialect = self.dialect
         opened = opens_reasoning(dialect, prompt)
         rule = rule_of(dialect, use, structure, prompt)
@@ -105,7 +120,8 @@ class Chats:
         shown = self._tokenizer.control_in(markers)
         hidden = tuple(self._tokenizer.token_bytes(id).decode() for id in sorted(shown))
         reader = partial(_reader, read_as, use, opened and split, hidden)
-        return Prepared(self.encode(prompt, stand_ins), shown, rule, reader)
+        tokens = self.encode(prompt, stand_ins) if tokens is None else tokens
+        return Prepared(tokens, shown, rule, reader)
 
 
 def check_variables(given: Any) -> None:

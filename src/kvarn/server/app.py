@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
 from kvarn.server.protocols.base import Reply, Setting
+from kvarn.server.protocols.responses.store import Responses
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_id import HEADER, Identified
@@ -44,12 +45,13 @@ READER_SECONDS = 60.0  # if a client does not read for this time, its request is
 
 class Planned(NamedTuple):
     """What is done for a call. `reader` makes the reader of an answer. `rule`: that all answers follow; it is not
-    compiled yet."""
+    compiled yet. `notes`: what the answer's `kvarn` says besides the explanation."""
 
     submissions: list[Submission]
     reader: Callable[[], Reader]
     ignored: list[Ignored]
     rule: Rule | None
+    notes: Mapping[str, Any] = {}
 
 
 class Service:
@@ -78,6 +80,7 @@ class Service:
         self._reader_seconds = reader_seconds
         self._bodies = Bodies(body_seconds)
         self._sites = sites or Sites()
+        self.responses = Responses()
         self._records = Records()
         self._prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
@@ -147,6 +150,7 @@ class Service:
             entry,
             planned.reader,
             planned.ignored,
+            planned.notes,
         )
         try:
             await generation.start(submissions)
@@ -180,9 +184,9 @@ class Service:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
         if call.talk is not None:
-            chat, unused = self._prompts.chat(call, call.talk)
+            chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes)
         rule = None if call.structure is None else Rule(call.structure)
         if call.suffix is not None:
             gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
@@ -279,7 +283,8 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self.caller(request)
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        # Codex reads `models`: its own facts about models, of which there are none.
+        return JSONResponse({"object": "list", "data": [self._model()], "models": []})
 
     async def model(self, request: Request) -> Response:
         self.caller(request)

@@ -7,7 +7,7 @@ case its submissions are cancelled, which frees their blocks before the next ste
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,8 @@ MOST_AT_ONCE = 128  # submissions of one call; more are embeddings, which need n
 
 class Generation:
     """`entry`: the request's entry in the log, which the generation holds until the engine has reported the end.
-    `reader` makes the reader of an answer. `ignored`: what was accepted without effect."""
+    `reader` makes the reader of an answer. `ignored`: what was accepted without effect. `notes`: what the answer says
+    besides."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Generation:
         entry: Entry,
         reader: Callable[[], Reader],
         ignored: list[Ignored],
+        notes: Mapping[str, Any],
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
@@ -59,6 +61,7 @@ class Generation:
         self._answers: defaultdict[int, Reader] = defaultdict(reader)  # by choice
         self._held: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
         self._ignored = ignored
+        self._notes = notes
         self._n_reasoning = 0
         self._ended: dict[int, Ended] = {}
         self._explained = False
@@ -166,7 +169,7 @@ class Generation:
         """Without those of reasoning that the answer does not have."""
         if self._call.settings["logprobs"] is None:
             return None
-        if self._call.talk is None or self._call.talk.reasoning:
+        if self._call.talk is None or (self._call.talk.reasoning and not self._call.text_logprobs):
             return list(part.logprobs)
         answer = self._answers[index]
         if not self._call.stream:
@@ -194,7 +197,7 @@ class Generation:
 
     def _told(self) -> dict[str, Any]:
         """The object `kvarn` of the answer: the explanation, and what the client should know besides."""
-        told = self._record()
+        told = {**self._record(), **self._notes}
         if self._ignored:
             told["ignored"] = list_of(self._ignored)
         if errors := [each.error for _, each in sorted(self._answers.items()) if each.error]:
@@ -214,6 +217,8 @@ class Generation:
         }
         kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
         told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
+        if self._call.kept and not self._caller.keeps_text:
+            stored["id"] = f"{self.reply.id[:12]}..."  # who knows all of it may read the answer
         self._records.add(self.reply.id, self._caller.owner, stored, self._entry.id)
         self._release()
         return told

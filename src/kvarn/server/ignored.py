@@ -16,7 +16,7 @@ from kvarn.server.chat_fields import (
     USED_IN_PART,
     USED_IN_TOOL,
 )
-from kvarn.server.request_fields import IGNORED, NO_OPS
+from kvarn.server.request_fields import NO_OPS, Fields
 from kvarn.server.schema import same, show
 
 HEADER = "x-kvarn-ignored"
@@ -41,16 +41,22 @@ def is_no_op(name: str, value: Any, no_ops: Mapping[str, list[Any]] = NO_OPS) ->
     return any(same(value, each) for each in no_ops.get(name, ()))
 
 
+def of_fields(body: dict[str, Any], fields: Fields = Fields({})) -> list[Ignored]:  # noqa: B008 (immutable)
+    """The fields of a body that have no effect."""
+    given = ((name, value) for name, value in body.items() if name in fields.ignored)
+    return [Ignored(name, name) for name, value in given if not is_no_op(name, value, fields.no_ops)]
+
+
 def of_body(body: dict[str, Any]) -> list[Ignored]:
-    """Of a body that has the right form."""
-    found = [Ignored(name, name) for name, value in body.items() if name in IGNORED and not is_no_op(name, value)]
+    """Of the body of a chat or a completion that has the right form."""
+    found = of_fields(body)
     for i, message in enumerate(body.get("messages", ())):
         found += _of_message(message, f"messages[{i}]")
     for i, tool in enumerate(body.get("tools", ())):
         if tool["type"] != "function":
-            found.append(_named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({_shown(tool['type'])})"))
+            found.append(named("tools", tool["type"], TOOL_TYPES, f"tools[{i}] ({shown(tool['type'])})"))
         else:
-            found += _others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, f"tools[{i}]")
+            found += others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, f"tools[{i}]")
     return found
 
 
@@ -60,14 +66,15 @@ def _of_message(message: dict[str, Any], where: str) -> Iterable[Ignored]:
             yield Ignored(f"messages.{key}", f"{where}.{key}")
     content = message.get("content")
     for i, part in enumerate(content if isinstance(content, list) else ()):
-        yield from _others("messages.content", part, USED_IN_PART, UNUSED_IN_PART, f"{where}.content[{i}]")
+        yield from others("messages.content", part, USED_IN_PART, UNUSED_IN_PART, f"{where}.content[{i}]")
     for i, call in enumerate(message.get("tool_calls") or ()):
-        yield from _others("messages.tool_calls", call, USED_IN_CALL, UNUSED_IN_CALL, f"{where}.tool_calls[{i}]")
+        yield from others("messages.tool_calls", call, USED_IN_CALL, UNUSED_IN_CALL, f"{where}.tool_calls[{i}]")
 
 
-def _others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
+def others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
+    """The keys of an object that are not used. `known`: those that the metric names."""
     keys = [key for key in given if key not in used and given[key] is not None]
-    return [_named(field, key, known, f"{where}.{_shown(key)}") for key in keys]
+    return [named(field, key, known, f"{where}.{shown(key)}") for key in keys]
 
 
 def of_constraint(stop: Iterable[str], structure: str) -> list[Ignored]:
@@ -79,7 +86,7 @@ def of_variables(names: Iterable[str], used: Iterable[str]) -> list[Ignored]:
     """Of `chat_template_kwargs`: those that the chat template does not use."""
     unused = set(names) - set(used)
     prefix = "chat_template_kwargs"
-    return [Ignored(prefix, f"{prefix}.{_shown(name)}") for name in sorted(unused)]
+    return [Ignored(prefix, f"{prefix}.{shown(name)}") for name in sorted(unused)]
 
 
 def list_of(ignored: list[Ignored]) -> list[str]:
@@ -96,11 +103,11 @@ def headers(ignored: list[Ignored]) -> dict[str, str]:
     return {HEADER: text if len(text) <= MOST_HEADER else f"{text[:MOST_HEADER]} ..."}
 
 
-def _named(field: str, key: str, known: Iterable[str], where: str) -> Ignored:
+def named(field: str, key: str, known: Iterable[str], where: str) -> Ignored:
     """A client may choose any key, so the metric has only those that are known."""
     return Ignored(f"{field}.{key if key in known else OTHER}", where)
 
 
-def _shown(key: str) -> str:
+def shown(key: str) -> str:
     """In ASCII, short, without characters that a header cannot carry."""
     return json.dumps(show(key)[1:-1])[1:-1]

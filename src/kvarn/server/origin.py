@@ -141,7 +141,7 @@ def _preflight(origin: str, asked: Headers) -> Response:
     wanted = asked.get("access-control-request-headers", "")
     headers = {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": "GET, HEAD, POST, OPTIONS",
+        "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
         "Access-Control-Allow-Headers": wanted if wanted and NAMES.fullmatch(wanted) else DEFAULT_HEADERS,
         "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
         "Vary": "Origin, Access-Control-Request-Headers",

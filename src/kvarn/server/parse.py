@@ -71,6 +71,8 @@ class Call:
     timed: bool = False  # timings in every chunk
     token_ids: bool = False  # the answer has the ids of its tokens and of the prompt's
     pooling: str | None = None  # an embedding is asked for; empty: pooled as the model says
+    kept: bool = False  # the answer can be read again by its id
+    text_logprobs: bool = False  # log-probabilities only of what comes after the reasoning
 
     @property
     def chat(self) -> bool:

@@ -7,9 +7,10 @@ slow template delays no other request.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn.chats.chats import Chats, Prepared
+from kvarn.chats.continuation import Suffix
 from kvarn.llm import LLM
 from kvarn.server.ignored import Ignored, is_no_op, of_constraint, of_variables
 from kvarn.server.parse import Call, Mixed
@@ -23,6 +24,14 @@ LONG_TEXT = 1 << 20  # characters; longer texts are counted only if they could f
 
 AROUND_EXTRA = 16  # tokens, at most, that separate extra files
 EXCERPT = 2000  # tokens of each end of a prompt that can be in the log
+
+
+class Chat(NamedTuple):
+    """A conversation that can be answered, what the chat template has no use for, and what the answer should say."""
+
+    prepared: Prepared
+    ignored: list[Ignored]
+    notes: dict[str, Any]
 
 
 class Prompts:
@@ -80,15 +89,37 @@ class Prompts:
         texts = call.biased_texts.items()
         return {id: bias for text, bias in texts for id in self._tokenizer.encode(text, bos=False)}
 
-    def chat(self, call: Call, talk: Talk) -> tuple[Prepared, list[Ignored]]:
-        """Ready for an answer. Also what the chat template has no use for."""
-        prompt, stand_ins, ignored = self._prompt(talk)
+    def chat(self, call: Call, talk: Talk) -> Chat:
+        """Ready for an answer."""
+        continued, notes = self._continued(talk)
+        if continued is None:
+            prompt, stand_ins, ignored = self._prompt(talk)
+            tokens = None
+        else:
+            (_, prompt, stand_ins), ignored = continued, self._variables(talk)[1]
+            assert talk.before is not None
+            tokens = self._chats.continued(talk.before.tokens, continued)
         with structure_errors(call.structure_field or "tools"):
-            prepared = self._chats.prepare(prompt, stand_ins, talk.tools, call.structure, talk.split)
+            prepared = self._chats.prepare(prompt, stand_ins, talk.tools, call.structure, talk.split, tokens)
         if prepared.rule is not None:
             replaced = call.structure is not None and talk.tools.required
             ignored += of_constraint(call.settings["stop"], call.structure_field if replaced else "")
-        return prepared, ignored
+        return Chat(prepared, ignored, notes)
+
+    def _continued(self, talk: Talk) -> tuple[Suffix | None, dict[str, Any]]:
+        """What continues the tokens of an earlier answer, and what the answer says about it."""
+        before = talk.before
+        if before is None:
+            return None, {}
+        answer, new = talk.messages[before.n_messages - 1], talk.messages[before.n_messages :]
+        why, found = before.changed, None
+        if not why:
+            self._check_size(n_characters(new))
+            found = self._chats.suffix(answer, new, talk.tools, self._variables(talk)[0])
+            why = "" if found else "the chat template does not show where an answer ends"
+        if found:
+            return found, {"continued": {"id": before.id, "tokens": len(before.tokens)}}
+        return None, {"continued": {"id": before.id, "tokens": 0, "why": why}}
 
     def _prompt(self, talk: Talk, opens: bool = True) -> tuple[str, StandIns, list[Ignored]]:
         self._check_size(n_characters(talk.messages) + n_characters(talk.tools.shown))
@@ -108,7 +139,7 @@ class Prompts:
                 variables.setdefault("enable_thinking", False)
                 used = True
             if not used and not is_no_op("reasoning_effort", talk.effort):
-                ignored.append(Ignored("reasoning_effort", "reasoning_effort"))
+                ignored.append(Ignored("reasoning_effort", talk.effort_field))
         return variables, ignored
 
     @cached_property

@@ -1,6 +1,7 @@
 """The fields that only a chat has: its messages, tools and the variables of its template."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,16 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """An answered conversation that a talk continues."""
+
+    id: str  # of its answer
+    tokens: Sequence[int]  # of its prompt and its answer, without the end of the turn
+    n_messages: int  # how many of the talk's messages it has, the answer included
+    changed: str = ""  # what is not as it was, so that its tokens cannot be continued
+
+
+@dataclass(frozen=True, slots=True)
 class Talk:
     """A conversation, and what its answer may be."""
 
@@ -25,6 +36,8 @@ class Talk:
     effort: str | None = None  # reasoning_effort
     split: bool = True  # reasoning is not part of the text
     reasoning: bool = True  # the answer has the reasoning
+    before: Before | None = None
+    effort_field: str = "reasoning_effort"  # the field that has the effort
 
 
 def talk_of(body: dict[str, Any]) -> Talk:

@@ -18,6 +18,7 @@ from gpu.support.recording import ALIGNMENT, Function, RecordingDriver
 from numpy.typing import NDArray
 from triton.runtime.interpreter import TensorHandle
 
+from kvarn.backends.cuda.build import constants
 from kvarn.backends.cuda.specs import Kernel
 
 GUARD = 0xA5
@@ -46,7 +47,7 @@ class Interpreted(Function):
         wanted = [name for name, _ in (*kernel.arguments, *kernel.constants)]
         assert jit.arg_names == wanted, f"{kernel.title}: the function takes {jit.arg_names}, its Kernel has {wanted}"
         self.code = jit.rewrite()
-        self.constants = dict(kernel.constants)
+        self.constants = constants(kernel, target=0)
         self.names, self.types = [], []
         for name, kind in kernel.arguments:
             scalar, storage = SCALARS[kind.removeprefix("*")]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from kvarn.backends.cuda.specs import Kernel, catalogue
+from kvarn.backends.cuda.specs import EARLIEST, Constant, Kernel, catalogue
 from kvarn.backends.cuda.store import (
     MODULES,
     OPTIONS,
@@ -51,7 +51,7 @@ def compile_kernel(kernel: Kernel, target: int) -> Binary:
     if function.arg_names != names:
         raise KvarnError(f"the function takes {', '.join(function.arg_names)}; its Kernel has {', '.join(names)}")
     signature = dict(kernel.arguments) | {name: "constexpr" for name, _ in kernel.constants}
-    source = ASTSource(function, signature, dict(kernel.constants), _alignment(kernel))
+    source = ASTSource(function, signature, constants(kernel, target), _alignment(kernel))
     most = SHARED.get(target, LEAST_SHARED)
     for stages in range(kernel.stages, 0, -1):  # they are not a part of the arithmetic
         options = OPTIONS | {"num_warps": kernel.warps, "num_stages": stages}
@@ -64,6 +64,12 @@ def compile_kernel(kernel: Kernel, target: int) -> Binary:
     if facts.shared > most:
         raise KvarnError(f"it needs {facts.shared} bytes of shared memory, and there are {most}: use smaller tiles")
     return Binary(compiled.asm["cubin"], facts.name, facts.shared, facts.num_warps)
+
+
+def constants(kernel: Kernel, target: int) -> dict[str, Constant]:
+    """Those of the target. One that is older than `EARLIEST` cannot start a kernel before the last one has ended."""
+    given = dict(kernel.constants)
+    return given | {"EARLY": 0} if "EARLY" in given and target < EARLIEST else given
 
 
 def _alignment(kernel: Kernel) -> dict[tuple[int], list[list[str | int]]]:

@@ -8,6 +8,7 @@ Non-goals: what is computed; where binaries come from (store.py).
 """
 
 import ctypes
+import math
 import os
 import threading
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda.probe import version_text
-from kvarn.backends.cuda.specs import Kernel
+from kvarn.backends.cuda.specs import EARLIEST, EARLY, Kernel
 from kvarn.backends.cuda.store import Binary
 from kvarn.errors import KvarnError, OutOfMemory
 
@@ -28,6 +29,8 @@ Event = Any
 Graph = Any
 
 SMALL_SHARED = 48 << 10  # bytes of shared memory that a kernel may have without asking
+BLOCK_SHARED = 1 << 10  # bytes that the device takes for each program
+SPREAD = ("linear", "linear_packed")  # kernels whose programs are spread evenly
 
 
 class Device(Protocol):
@@ -106,6 +109,8 @@ class LoadedKernel:
         scratch = [ctypes.c_void_p] * 2  # two pointers that Triton adds, and that our kernels do not use
         self.types: list[Any] = types + scratch
         self.pointers = ctypes.c_void_p * len(self.types)
+        self.early = EARLY in kernel.constants
+        self.spread = kernel.name in SPREAD
 
 
 class Held:
@@ -133,13 +138,20 @@ class Driver:
         self.bind()
         self.name = self._call(api.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
         kinds = api.CUdevice_attribute
-        major = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)))
-        minor = int(self._call(api.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)))
+        major, minor, self._processors, self._shared = (
+            int(self._call(api.cuDeviceGetAttribute(kind, device)))
+            for kind in (
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                kinds.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )
+        )
         self.target = 10 * major + minor
         self.total_bytes = int(self._call(api.cuDeviceTotalMem(device)))
         self.version = version_text(int(self._call(api.cuDriverGetVersion())))
         self._stream = self._call(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self._capturing = threading.local()  # `stream`: where this thread captures launches
+        self._thread = threading.local()  # `config` of its launches; `stream`: where it captures them
         self._functions: dict[Kernel, LoadedKernel] = {}
 
     def bind(self) -> None:
@@ -202,10 +214,11 @@ class Driver:
         for kernel, binary in binaries.items():
             module = self._call(self._api.cuModuleLoadData(binary.code))
             handle = self._call(self._api.cuModuleGetFunction(module, binary.function.encode()))
-            if binary.shared > SMALL_SHARED:
+            function = self._functions[kernel] = LoadedKernel(handle, kernel, binary)
+            most = max(function.shared, self._even(1)) if function.spread else function.shared
+            if most > SMALL_SHARED:
                 kind = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                self._call(self._api.cuFuncSetAttribute(handle, kind, binary.shared))
-            self._functions[kernel] = LoadedKernel(handle, kernel, binary)
+                self._call(self._api.cuFuncSetAttribute(handle, kind, most))
 
     def function(self, kernel: Kernel) -> LoadedKernel:
         return self._functions[kernel]
@@ -213,19 +226,33 @@ class Driver:
     def launch(self, function: LoadedKernel, grid: Grid, args: Sequence[int | float]) -> None:
         values: list[Any] = [kind(arg) for kind, arg in zip(function.types, (*args, 0, 0), strict=True)]
         pointers = function.pointers(*map(ctypes.addressof, values))
-        self._call(
-            self._api.cuLaunchKernel(
-                function.handle,
-                *grid,
-                function.threads,
-                1,
-                1,
-                function.shared,
-                getattr(self._capturing, "stream", self._stream),
-                ctypes.addressof(pointers),
-                0,
-            )
-        )
+        config = self._launching()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.sharedMemBytes = function.threads, function.shared
+        if function.spread:
+            config.sharedMemBytes = max(function.shared, self._even(math.prod(grid)))
+        config.hStream = getattr(self._thread, "stream", self._stream)
+        config.numAttrs = int(function.early and self.target >= EARLIEST)
+        self._call(self._api.cuLaunchKernelEx(config, function.handle, ctypes.addressof(pointers), 0))
+
+    def _even(self, programs: int) -> int:
+        """Shared memory with which programs cannot crowd on some processors while others have few: those that start
+        early find room on few. At least two fit on a processor, so that the next kernel can start early, too."""
+        on_each = max(-(-programs // self._processors), 2)
+        return (self._shared // on_each - BLOCK_SHARED) // 1024 * 1024
+
+    def _launching(self) -> Any:
+        """This thread's configuration of launches, in which a launch sets what is its own."""
+        config = getattr(self._thread, "config", None)
+        if config is None:
+            api = self._api
+            early = api.CUlaunchAttribute()
+            early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            config = self._thread.config = api.CUlaunchConfig()
+            config.blockDimY = config.blockDimZ = 1
+            config.attrs = [early]
+        return config
 
     # -- the stream ----------------------------------------------------------------------------------------------
 
@@ -252,14 +279,14 @@ class Driver:
         try:
             # Relaxed: meanwhile Python may collect an object whose memory is given back.
             self._call(api.cuStreamBeginCapture(stream, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-            self._capturing.stream = stream
+            self._thread.stream = stream
             try:
                 launches()
             except BaseException:
                 api.cuStreamEndCapture(stream)  # what was captured is not used
                 raise
             finally:
-                del self._capturing.stream
+                del self._thread.stream
             graph = self._call(api.cuStreamEndCapture(stream))
         finally:
             api.cuStreamDestroy(stream)

@@ -47,7 +47,7 @@ class CudaMemory:
 
     def _scratch_bytes(self, group: Group) -> int:
         spec = group.config.spec
-        token = align(inbox.all_splits(group) * spec.n_heads, inbox.ALIGNMENT) * (spec.v_dim + 2) * 4
+        token = align(inbox.all_splits(group) * spec.n_heads, inbox.ALIGNMENT) * (specs.head_block(spec.v_dim) + 2) * 4
         return inbox.ALIGNMENT * token + min(inbox.in_bucket(self.plan.max_seqs) * token, MOST_SCRATCH)
 
     @property
@@ -100,7 +100,8 @@ class CudaMemory:
             *group.strides,
             *(int(norms[0] != 0), int(norms[1] != 0), eps),
         )
-        grid = (frame.n_tokens, heads[0] + 2 * heads[1], 1)
+        q_programs, kv_programs = (ceil_div(n, specs.ROTATED_HEADS) for n in heads)
+        grid = (frame.n_tokens, q_programs + 2 * kv_programs, 1)
         self.driver.launch(self.driver.function(specs.rotate(self.codec)), grid, args)
 
     def prefill(self, layer: int, frame: Frame, q: int, out: Rows, scale: float) -> None:
@@ -124,20 +125,20 @@ class CudaMemory:
             return
         group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
         spec, partial = group.spec, self._scratch.address
-        kernels = (specs.decode(self.codec, spec.k_dim), specs.reduce(spec.v_dim))
-        function, reduce = (self.driver.function(kernel) for kernel in kernels)
+        added = specs.reduce(spec.v_dim, deep=n_splits >= specs.DEEP)
+        function, reduce = map(self.driver.function, (specs.decode(self.codec, spec.k_dim), added))
         args = self._arguments(layer, frame, q, scale)
         parts = ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
-        results = n_splits * spec.n_heads  # of one token
-        room = self._scratch.nbytes // (align(results, inbox.ALIGNMENT) * (spec.v_dim + 2) * 4)
+        results, width = n_splits * spec.n_heads, specs.head_block(spec.v_dim)  # of one token
+        room = self._scratch.nbytes // (align(results, inbox.ALIGNMENT) * (width + 2) * 4)
         at_once = min(room // inbox.ALIGNMENT * inbox.ALIGNMENT, MOST_IN_GRID)
         for start in range(0, frame.n_singles, at_once):
             n, tokens = min(frame.n_singles - start, at_once), frame.singles + 4 * start
-            peaks = partial + 4 * n * results * spec.v_dim
-            sums = (partial, peaks, peaks + 4 * align(n * results, inbox.ALIGNMENT))
+            sums = (partial, partial + 4 * n * results * width)
             self.driver.launch(function, (n_splits, group.stored_heads * parts, n), (*args, tokens, *sums))
             shape = (n_splits, spec.n_heads, spec.v_dim)
-            self.driver.launch(reduce, (n, spec.n_heads, 1), (*sums, tokens, out.address, *shape, *_how(out)))
+            pieces = (n, ceil_div(spec.n_heads, added.size("HEADS")), width // added.size("PIECE"))
+            self.driver.launch(reduce, pieces, (*sums, tokens, out.address, *shape, *_how(out), 1))
 
     def _arguments(self, layer: int, frame: Frame, q: int, scale: float) -> tuple[int | float, ...]:
         """What `prefill` and `decode` have in common: specs.ATTENTION."""

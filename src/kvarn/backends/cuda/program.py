@@ -30,8 +30,8 @@ from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
 from kvarn.models.config import ModelConfig
 
-LOGIT_ROWS = 64  # rows of logits on the device, a multiple of 4; more are computed in parts
-SAMPLED = 64  # one of this many steps is timed
+LOGIT_ROWS = 128  # rows of logits on the device, a multiple of 4; more are computed in parts
+SAMPLED = 256  # one of this many steps is timed
 
 
 class CudaProgram:

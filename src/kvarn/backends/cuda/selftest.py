@@ -17,13 +17,13 @@ from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.backends.cuda.planes import KINDS, Planes
 from kvarn.backends.cuda.products import Products
-from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, LEAST_SPLIT, ROWS, SPLIT, TYPE_BYTES, TYPES, tiles
+from kvarn.backends.cuda.specs import COLUMNS, HEAD_DIMS, ROWS, SPLIT, TYPE_BYTES, TYPES, tiles
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
-DEPTHS = (512, 2 * LEAST_SPLIT)  # of the products: one split, and two
+DEPTHS = (512, 2048)  # of the products: one split, and several
 TOKENS = SPLIT + 40  # of attention: more than one split
 
 

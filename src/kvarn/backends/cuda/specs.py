@@ -26,24 +26,29 @@ LARGEST_HEAD = HEAD_DIMS[-1]
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
-SPLITS_TOGETHER = 8  # splits that `reduce` loads at a time
 GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` computes
+ROTATED_HEADS = 8  # of a token, that a program of `rotate` computes
+REDUCED = 32  # numbers of a head that a program of `reduce` adds, if there are many splits
+DEEP = 64  # so many splits
 PREFILL_ROWS = 64  # query rows of a program of `prefill`
-ROWS = 128  # workspaces have a multiple of this many rows
+ROWS = 256  # workspaces have a multiple of this many rows
 COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of the output)
 DEPTH = 128  # matrices and their inputs are padded to a multiple of this many columns
 SHARED_ROWS = 256  # most rows of a product whose splits are computed by several programs
 ROW_GROUP = 8  # row tiles that take turns over one tile of weights, while it is in the device's cache
 FILLED = {"plain": 264, "packed": 396}  # programs that keep a large device busy with one row; packed ones are small
-LEAST_SPLIT = 1024  # numbers of a split of the depth
+LEAST_SPLIT = {"plain": 1024, "packed": 512}  # numbers of a split of the depth
 MOST_SPLITS = 8
 WIDE = 16384  # rows of a matrix that has enough large tiles for one row of them
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
-ROW_STRETCH = 1024  # numbers of a row that a norm takes at a time
+ROW_STRETCH = 4096  # numbers of a row that a norm takes at a time
 PEAK_PART = 4096  # tokens of a program of `peak`
 BUCKETS = 2048  # of tokens with similar scores, for draws
 SETTINGS = 8  # numbers of a draw
+PREFETCHED = 256  # numbers of each column of a tile that are on their way before the inputs are there
+EARLIEST = 90  # the first target whose kernels may start before the one before them has ended
+EARLY = ("EARLY", 1)  # the constant of such kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +96,19 @@ def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
 @cache
 def embed(weight: str) -> Kernel:
     text = "tokens:*i32 sampled:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32"
-    return Kernel("embed", _arguments(text, F=TYPES[weight]), (("BLOCK", STRETCH),))
+    return Kernel("embed", _arguments(text, F=TYPES[weight]), (("BLOCK", STRETCH), EARLY))
 
 
 @cache
 def norm(form: str) -> Kernel:
     text = "x:*fp32 weight:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32 eps:fp32"
-    return Kernel("norm", _arguments(text, F=TYPES[form]), (("BLOCK", ROW_STRETCH),))
+    return Kernel("norm", _arguments(text, F=TYPES[form]), (("BLOCK", ROW_STRETCH), EARLY), warps=8)
 
 
 @cache
 def norm_add() -> Kernel:
     text = "x:*fp32 weight:*fp32 into:*fp32 width:i32 x_stride:i32 into_stride:i32 eps:fp32"
-    return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH),))
+    return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH), EARLY), warps=8)
 
 
 class Tile(NamedTuple):
@@ -130,14 +135,14 @@ class Tiles(NamedTuple):
 F32_TILE = Tile(16, 32, 32, 4, 1)
 PLAIN_TILES = Tiles(
     narrow=Tile(16, 32, 128, 4, 4),
-    small=(Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 64, 8, 4)),
-    turns=Tile(128, 128, 64, 8, 3),
-    large=Tile(128, 256, 64, 8, 3),
+    small=(Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 64, 64, 4, 4)),
+    turns=Tile(256, 64, 64, 8, 4),
+    large=Tile(256, 128, 64, 8, 4),
     wide_rows=SHARED_ROWS,
 )
 PACKED_TILES = Tiles(
     narrow=Tile(8, 64, 0, 2, 5),
-    small=(Tile(8, 64, 0, 2, 5), Tile(16, 64, 0, 2, 5), Tile(32, 64, 0, 4, 4), Tile(64, 64, 0, 4, 3)),
+    small=(Tile(8, 64, 0, 2, 5), Tile(16, 64, 0, 2, 5), Tile(32, 64, 0, 2, 5), Tile(64, 64, 0, 4, 3)),
     turns=Tile(128, 128, 0, 8, 3),
     large=Tile(128, 256, 0, 8, 3),
     wide_rows=64,
@@ -154,8 +159,9 @@ NARROWEST = min(tile.columns for each in TILES.values() for tile in (each.narrow
 def splits_of(n_rows: int, depth: int, packed: bool = False) -> int:
     """Parts of a matrix's depth that are summed up by themselves: a part of the arithmetic. Only the shape of the
     matrix, and whether it is packed, decide: enough programs for one row, and not too short."""
-    filled = FILLED["packed" if packed else "plain"]
-    most = min(filled // -(-n_rows // PLAIN_TILES.small[0].columns), depth // LEAST_SPLIT, MOST_SPLITS)
+    kind = "packed" if packed else "plain"
+    programs = -(-n_rows // PLAIN_TILES.small[0].columns)
+    most = min(FILLED[kind] // programs, depth // LEAST_SPLIT[kind], MOST_SPLITS)
     return 1 << max(most, 1).bit_length() - 1
 
 
@@ -189,7 +195,7 @@ def linear(form: str, tile: Tile, mode: str) -> Kernel:
         "out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
     )
     sizes = (("BM", tile.rows), ("BN", tile.columns), ("BK", tile.depth), ("DEPTH", DEPTH), ("GROUP", ROW_GROUP))
-    constants = (*sizes, ("MODE", mode))
+    constants = (*sizes, ("AHEAD", PREFETCHED), ("MODE", mode), EARLY)
     return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), tile.warps, tile.stages)
 
 
@@ -202,7 +208,7 @@ def linear_packed(planes: Planes, tile: Tile, mode: str) -> Kernel:
     )
     kind = (("BITS", planes.bits), ("FIELD", planes.field), ("OFFSETS", int(planes.offsets)))
     sizes = (("BLOCKS", planes.blocks), ("SPAN", planes.span), ("BM", tile.rows), ("BN", tile.columns))
-    constants = (*kind, *sizes, ("DEPTH", DEPTH), ("GROUP", ROW_GROUP), ("MODE", mode))
+    constants = (*kind, *sizes, ("DEPTH", DEPTH), ("GROUP", ROW_GROUP), ("MODE", mode), EARLY)
     aligned = (("padded", COLUMNS), ("depth", DEPTH))
     return Kernel("linear_packed", _arguments(text), constants, aligned, tile.warps, tile.stages)
 
@@ -213,31 +219,31 @@ def embed_packed() -> Kernel:
         "tokens:*i32 sampled:*i32 codes:*u16 headers:*u32 out:*fp32 width:i32 padded:i32 units:i32 bits:i32 field:i32 "
         "offsets:i32 blocks:i32 span:i32 tiles:i32 words:i32 scale:fp32"
     )
-    return Kernel("embed_packed", _arguments(text), (("BLOCK", STRETCH),))
+    return Kernel("embed_packed", _arguments(text), (("BLOCK", STRETCH), EARLY))
 
 
 @cache
 def gate(activation: str, form: str) -> Kernel:
     text = "gate:*fp32 up:*fp32 out:*F width:i32 gate_stride:i32 up_stride:i32 out_stride:i32 scale:fp32"
-    return Kernel("gate", _arguments(text, F=TYPES[form]), (("ACTIVATION", activation), ("BLOCK", STRETCH)))
+    return Kernel("gate", _arguments(text, F=TYPES[form]), (("ACTIVATION", activation), ("BLOCK", STRETCH), EARLY))
 
 
 @cache
 def add() -> Kernel:
     text = "x:*fp32 into:*fp32 width:i32 x_stride:i32 into_stride:i32"
-    return Kernel("add", _arguments(text), (("BLOCK", STRETCH),))
+    return Kernel("add", _arguments(text), (("BLOCK", STRETCH), EARLY))
 
 
 @cache
 def select() -> Kernel:
     text = "rows:*i32 x:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32 form:i32"
-    return Kernel("select", _arguments(text), (("BLOCK", STRETCH),))
+    return Kernel("select", _arguments(text), (("BLOCK", STRETCH), EARLY))
 
 
 @cache
 def angles() -> Kernel:
     text = "positions:*i32 turns:*fp64 cos:*fp32 sin:*fp32 half:i32 magnitude:fp32"
-    return Kernel("angles", _arguments(text), (("BLOCK", LARGEST_HEAD // 2),), warps=1)
+    return Kernel("angles", _arguments(text), (("BLOCK", LARGEST_HEAD // 2), EARLY), warps=1)
 
 
 CELLS = "k_block:i64 k_head:i64 k_slot:i64 v_block:i64 v_head:i64 v_slot:i64"  # strides
@@ -250,7 +256,7 @@ def rotate(codec: str) -> Kernel:
         "sin:*fp32 cells:*i32 q_out:*C k_cells:*C v_cells:*C n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 half:i32 "
         f"block_size:i32 {CELLS} q_normed:i32 k_normed:i32 eps:fp32"
     )
-    return Kernel("rotate", _arguments(text, C=TYPES[codec]), (("BD", LARGEST_HEAD),), warps=1)
+    return Kernel("rotate", _arguments(text, C=TYPES[codec]), (("HEADS", ROTATED_HEADS), ("BD", LARGEST_HEAD), EARLY))
 
 
 ATTENTION = (
@@ -273,10 +279,10 @@ def _tile(codec: str, block: int) -> int:
 @cache
 def decode(codec: str, dim: int) -> Kernel:
     block = head_block(dim)
-    text = f"{ATTENTION} tokens:*i32 partial:*fp32 peaks:*fp32 masses:*fp32"
-    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS))
+    text = f"{ATTENTION} tokens:*i32 partial:*fp32 ends:*fp32"
+    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS), EARLY)
     aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
-    return Kernel("decode", _arguments(text, C=TYPES[codec]), constants, aligned, stages=2)
+    return Kernel("decode", _arguments(text, C=TYPES[codec]), constants, aligned, stages=3)
 
 
 @cache
@@ -284,7 +290,7 @@ def prefill(codec: str, dim: int) -> Kernel:
     block = head_block(dim)
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
     text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
-    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
+    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows), EARLY)
     aligned = (
         ("dim", HEAD_MULTIPLE),
         ("out_stride", HEAD_MULTIPLE),
@@ -294,12 +300,15 @@ def prefill(codec: str, dim: int) -> Kernel:
 
 
 @cache
-def reduce(dim: int) -> Kernel:
+def reduce(dim: int, deep: bool) -> Kernel:
+    """deep: for many splits, with more programs."""
     text = (
-        "partial:*fp32 peaks:*fp32 masses:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 "
-        "out_stride:i32 form:i32"
+        "partial:*fp32 ends:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 out_stride:i32 form:i32 "
+        "step:i32"
     )
-    constants = (("BD", head_block(dim)), ("TOGETHER", SPLITS_TOGETHER))
+    block = head_block(dim)
+    heads, piece, many = (1, REDUCED, 64) if deep else (max(128 // block, 1), block, 32)
+    constants = (("HEADS", heads), ("BD", block), ("PIECE", piece), ("MANY", many), ("SOME", 8), EARLY)
     aligned = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE))
     return Kernel("reduce", _arguments(text), constants, aligned, warps=1)
 
@@ -365,7 +374,7 @@ def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
     found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(2), copy(4)]
     found += [peak(), choose(), adjust(), weigh(), starts(), scatter(), draw()]
-    found += [reduce(dim) for dim in HEAD_DIMS]
+    found += [reduce(dim, deep) for dim in HEAD_DIMS for deep in (False, True)]
     found += [linear_packed(planes, *tile) for planes in KINDS for tile in tiles("packed")]
     for kind in TYPES:
         found += [embed(kind), norm(kind), rotate(kind)]

@@ -7,9 +7,13 @@ taken off in f64, and the rest is an angle in f32.
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
+
 
 @triton.jit
-def angles(positions, turns, cos, sin, half, magnitude, BLOCK: tl.constexpr):
+def angles(positions, turns, cos, sin, half, magnitude, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0)
     pair = tl.arange(0, BLOCK)
     inside = pair < half

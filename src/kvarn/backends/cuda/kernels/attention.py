@@ -33,16 +33,23 @@ def load_tile(cells, block, slot, wanted, head, d, dim, block_stride, slot_strid
 
 
 @triton.jit
-def add_tile(s, seen, v, peak, mass, acc, ONES: tl.constexpr):
-    """One tile of scores [rows, TILE] and values [TILE, BD]. Scores are in powers of two."""
-    s = tl.where(seen, s, float("-inf"))
-    # A score that is NaN makes the peak infinite, and so the sums NaN: max alone would ignore it.
-    top = tl.maximum(peak, tl.max(tl.where(s == s, s, float("inf")), 1))
+def with_sign(query, scale):
+    """The query with the sign of the scale, and a scale above 0: scores that are -inf stay so."""
+    sign = tl.where(scale > 0.0, 1.0, tl.where(scale < 0.0, -1.0, 0.0))
+    return (query * sign).to(query.dtype), tl.where(scale == 0.0, 1.0, tl.abs(scale))
+
+
+@triton.jit
+def add_tile(s, scale, v, peak, mass, acc):
+    """One tile of scores [rows, TILE], which are -inf for keys that are not seen, and values [TILE, BD]. Scores times
+    `scale`, which is above 0, are in powers of two. A score that is NaN makes the sums NaN."""
+    top = tl.maximum(peak, tl.max(s, 1) * scale)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(s - shift[:, None]).to(v.dtype)
+    p = tl.exp2(tl.fma(s, tl.broadcast_to(scale, s.shape), tl.broadcast_to(-shift[:, None], s.shape))).to(v.dtype)
     old = tl.exp2(peak - shift)[:, None]
     # The sum of p by a product with ones: the order of tl.sum depends on the shape of the tile.
-    mass = tl.dot(p, tl.full((s.shape[1], ONES), 1.0, v.dtype), mass * old, input_precision="ieee")
+    ones = tl.full((s.shape[1], mass.shape[1]), 1.0, v.dtype)
+    mass = tl.dot(p, ones, mass * old, input_precision="ieee")
     acc = tl.dot(p, v, acc * old, input_precision="ieee")
     return top, mass, acc
 
@@ -56,12 +63,13 @@ def only_finite(s, v):
 
 
 @triton.jit
-def factors(peak, split_peak):
+def factors(peak, split_peak, split_mass):
     """What the sums so far and those of a split are multiplied by before they are added. A split without a key that
-    the row sees leaves the sums as they are."""
+    the row sees leaves the sums as they are. One with NaN only has no peak, either, but a mass."""
     top = tl.maximum(peak, split_peak)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    return top, tl.exp2(peak - shift), tl.exp2(split_peak - shift), split_peak == float("-inf")
+    empty = (split_peak == float("-inf")) & (split_mass == 0.0)
+    return top, tl.exp2(peak - shift), tl.exp2(split_peak - shift), empty
 
 
 @triton.jit

@@ -1,13 +1,14 @@
 """Attention of single tokens: one split of one KV head of one token per program. `reduce` adds the splits.
 
 The query heads of a KV head are the rows of a program, BM of them. The results of a split are not
-divided yet: `partial` [tokens, splits, heads, dim], `peaks` and `masses` [tokens, splits, heads].
+divided yet: `partial` [tokens, heads, splits, BD], `ends` [tokens, heads, splits, 2] with peaks and masses.
 """
 
 import triton
 import triton.language as tl
 
-from kvarn.backends.cuda.kernels.attention import add_tile, first_split, load_tile, seen_by
+from kvarn.backends.cuda.kernels.attention import add_tile, first_split, load_tile, seen_by, with_sign
+from kvarn.backends.cuda.kernels.early import release, wait
 
 
 @triton.jit
@@ -36,13 +37,14 @@ def decode(
     scale,
     tokens,
     partial,
-    peaks,
-    masses,
+    ends,
     BD: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     BM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     index = tl.program_id(0)
     parts = (group + BM - 1) // BM
     stored_head = tl.program_id(1) // parts
@@ -55,9 +57,10 @@ def decode(
     mine = member < group
     pins, first = first_split(pos, window, pinned, SPLIT)
     split = tl.where(index < pins, index, first + index - pins)
-    result = (which * n_splits + index) * n_heads + head
+    result = (which * n_heads + head) * n_splits + index
     if split * SPLIT > pos:
-        tl.store(peaks + result, tl.full((BM,), float("-inf"), tl.float32), mask=mine)
+        tl.store(ends + 2 * result, tl.full((BM,), float("-inf"), tl.float32), mask=mine)
+        tl.store(ends + 2 * result + 1, tl.zeros((BM,), tl.float32), mask=mine)
     else:
         row = tl.load(rows + token).to(tl.int64)
         shift = tl.load(shifts + row)
@@ -65,8 +68,9 @@ def decode(
         query = tl.load(
             q + (token * n_heads + head)[:, None] * dim + d[None, :], mask=mine[:, None] & (d < dim)[None, :], other=0.0
         )
+        query, scale = with_sign(query, scale)
         peak = tl.full((BM,), float("-inf"), tl.float32)
-        mass = tl.zeros((BM, 16), tl.float32)
+        mass = tl.zeros((BM, 8), tl.float32)
         acc = tl.zeros((BM, BD), tl.float32)
         for tile in range(SPLIT // TILE):
             key = split * SPLIT + tile * TILE + tl.arange(0, TILE)
@@ -77,8 +81,10 @@ def decode(
             slot = (key - logical * block_size).to(tl.int64)
             keys = load_tile(k, block, slot, seen, stored_head, d, dim, k_block, k_slot, k_head)
             values = load_tile(v, block, slot, seen, stored_head, d, dim, v_block, v_slot, v_head)
-            s = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            peak, mass, acc = add_tile(s, seen[None, :], values, peak, mass, acc, 16)
-        tl.store(peaks + result, peak, mask=mine)
-        tl.store(masses + result, tl.max(mass, 1), mask=mine)  # all columns are equal
-        tl.store(partial + result[:, None] * dim + d[None, :], acc, mask=mine[:, None] & (d < dim)[None, :])
+            s = tl.dot(query, tl.trans(keys), input_precision="ieee")
+            s = tl.where(seen[None, :], s, float("-inf"))
+            peak, mass, acc = add_tile(s, scale, values, peak, mass, acc)
+        release(EARLY)
+        tl.store(ends + 2 * result, peak, mask=mine)
+        tl.store(ends + 2 * result + 1, tl.max(mass, 1), mask=mine)  # all columns are equal
+        tl.store(partial + result[:, None] * BD + d[None, :], acc, mask=mine[:, None] & (d < dim)[None, :])

@@ -4,9 +4,13 @@ last step has sampled; if it is an error, any row will do, because the request f
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
+
 
 @triton.jit
-def embed(tokens, sampled, weight, out, width, weight_stride, scale, BLOCK: tl.constexpr):
+def embed(tokens, sampled, weight, out, width, weight_stride, scale, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

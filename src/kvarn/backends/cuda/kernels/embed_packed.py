@@ -6,6 +6,7 @@ One specialisation serves all planes: rows are few, so what describes the planes
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
 from kvarn.backends.cuda.kernels.embed import token_of
 from kvarn.backends.cuda.kernels.unpack import MIDDLE
 
@@ -29,7 +30,10 @@ def embed_packed(
     words,
     scale,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

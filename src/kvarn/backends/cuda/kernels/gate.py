@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
 from kvarn.backends.cuda.kernels.form import rounded
 
 
@@ -13,8 +14,20 @@ def sigmoid(x):
 
 @triton.jit
 def gate(
-    gate, up, out, width, gate_stride, up_stride, out_stride, scale, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+    gate,
+    up,
+    out,
+    width,
+    gate_stride,
+    up_stride,
+    out_stride,
+    scale,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

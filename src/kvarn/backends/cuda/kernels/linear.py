@@ -11,6 +11,7 @@ times DEPTH numbers (tiles.py).
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import prefetch, release, wait
 from kvarn.backends.cuda.kernels.tiles import end, place
 
 
@@ -36,7 +37,9 @@ def linear(
     BK: tl.constexpr,
     DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
+    AHEAD: tl.constexpr,
     MODE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     tile = tl.program_id(0)
     row_tile, column_tile = place(tile, tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN), GROUP)
@@ -45,6 +48,11 @@ def linear(
     k = tl.arange(0, BK)
     weights = weight + column.to(tl.int64)[:, None] * depth + k[None, :]
     inputs = x + row.to(tl.int64)[None, :] * depth + k[:, None]
+    if MODE == "shared":
+        first = tl.program_id(1) * share * DEPTH
+        line = tl.minimum(first + 64 * tl.arange(0, AHEAD // 64), depth - 64)
+        prefetch(weight + column.to(tl.int64)[:, None] * depth + line[None, :], EARLY)
+    wait(EARLY)
     if MODE == "turns":
         acc = tl.zeros((BN, BM), tl.float32)
         for split in range(splits):
@@ -52,6 +60,7 @@ def linear(
     else:
         split = tl.program_id(1) if MODE == "shared" else 0
         acc = summed(weights, inputs, split, share, depth, BM, BN, BK, DEPTH)
+    release(EARLY)
     sums = (bias, out, partial, counters)
     sizes = (n_rows, n_columns, out_stride)
     end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, BM, BN, MODE)

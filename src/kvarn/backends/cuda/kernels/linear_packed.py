@@ -8,6 +8,7 @@ bits: with 8, Triton would order columns differently for mma and wgmma.
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
 from kvarn.backends.cuda.kernels.tiles import end, place
 from kvarn.backends.cuda.kernels.unpack import MIDDLE, field, half
 
@@ -42,6 +43,7 @@ def linear_packed(
     DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     MODE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     EACH: tl.constexpr = 16 // FIELD  # codes in an element
     OWN: tl.constexpr = (BLOCKS + EACH - 1) // EACH  # tiles with the low bits of a unit
@@ -55,6 +57,7 @@ def linear_packed(
     tiles = codes + (group * units * UNIT + inside * SPAN)[:, None] + k[None, :]
     words = headers + column
     inputs = x + row.to(tl.int64)[None, :] * depth + k[:, None]
+    wait(EARLY)
     if MODE == "turns":
         acc = tl.zeros((BN, BM), tl.float32)
         for split in range(splits):
@@ -68,6 +71,7 @@ def linear_packed(
             *(tiles, words, inputs, split, share, padded, depth, units),
             *(BITS, FIELD, OFFSETS, BLOCKS, SPAN, EACH, OWN, UNIT, BM, BN, DEPTH),
         )
+    release(EARLY)
     sums = (bias, out, partial, counters)
     sizes = (n_rows, n_columns, out_stride)
     end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, BM, BN, MODE)

@@ -3,11 +3,14 @@
 import triton
 import triton.language as tl
 
+from kvarn.backends.cuda.kernels.early import release, wait
 from kvarn.backends.cuda.kernels.form import store_in_form
 
 
 @triton.jit
-def select(rows, x, out, width, x_stride, out_stride, form, BLOCK: tl.constexpr):
+def select(rows, x, out, width, x_stride, out_stride, form, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

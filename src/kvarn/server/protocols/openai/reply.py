@@ -8,7 +8,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from kvarn.chats.answer import Reader
@@ -232,15 +232,7 @@ class ChatReply(OpenAIReply):
     def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> Json | None:
         if entries is None:
             return None
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
-
-    def _entry(self, entry: TokenLogprob) -> Json:
-        top = [self._token(token, logprob) for token, logprob in entry.top]
-        return {**self._token(entry.token, entry.logprob), "top_logprobs": top}
-
-    def _token(self, token: int, logprob: float) -> Json:
-        raw = self._setting.token_bytes(token)
-        return {"token": self._spelled(token), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+        return {"content": [token_entry(entry, self._setting.token_bytes) for entry in entries], "refusal": None}
 
 
 class CompletionReply(OpenAIReply):
@@ -290,6 +282,16 @@ class CompletionReply(OpenAIReply):
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+
+def token_entry(entry: TokenLogprob, token_bytes: Callable[[int], bytes]) -> Json:
+    """A token, its log-probability and those of the likeliest tokens."""
+
+    def of(token: int, logprob: float) -> Json:
+        raw = token_bytes(token)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+
+    return {**of(entry.token, entry.logprob), "top_logprobs": [of(token, logprob) for token, logprob in entry.top]}
 
 
 def _chunked(index: int, delta: Json) -> Json:
