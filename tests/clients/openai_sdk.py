@@ -210,6 +210,14 @@ def reported(address: str) -> None:
     assert sorted(found.kvarn["ignored"]) == sorted([*where, "reasoning_effort"])
 
 
+def embeddings(address: str) -> None:
+    create = client(address).embeddings.create
+    coded = create(model=MODEL, input=["The sea", "The sky"])  # the package asks for base64
+    plain = create(model=MODEL, input="The sea", encoding_format="float")
+    assert plain.data[0].embedding == coded.data[0].embedding
+    assert coded.usage.prompt_tokens == coded.usage.total_tokens > 3
+
+
 ROWS = [
     works("models", models),
     works("chat, its message sent back, cached tokens, request id", whole),
@@ -234,7 +242,8 @@ ROWS = [
     refused("audio", lambda a: chat(a, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})),
     refused("suffix", lambda a: text(a, suffix="end")),
     refused("best_of", lambda a: text(a, best_of=2)),
-    refused("embeddings", lambda a: client(a).embeddings.create(model=MODEL, input="Hi")),
+    works("embeddings, as numbers and as base64", embeddings),
+    refused("embeddings, shortened", lambda a: client(a).embeddings.create(model=MODEL, input="Hi", dimensions=8)),
     refused("moderations", lambda a: client(a).moderations.create(input="Hi")),
     refused("files", lambda a: client(a).files.list()),
 ]

@@ -47,6 +47,7 @@ CLIENTS = [
         note="every answer and every event, validated strictly; the types are generated from OpenAI's OpenAPI document",
     ),
     Client("langchain-openai", "langchain_sdk"),
+    Client("langchain-ollama", "langchain_ollama_sdk"),
     Client("llm (command line)", "llm_cli"),
     Client("litellm", "litellm_sdk", "litellm"),
     Client("instructor", "instructor_sdk"),

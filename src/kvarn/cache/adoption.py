@@ -16,6 +16,7 @@ class Reason(StrEnum):
     OUT_OF_WINDOW = "out of window"
     NOT_SHARING = "strategy does not share"
     LOGITS = "logits asked for"  # of the prompt's tokens, so the prompt is computed
+    STATES = "states asked for"  # the same for the mean of hidden states
 
 
 class ReuseLimit(NamedTuple):

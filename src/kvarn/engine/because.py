@@ -138,6 +138,7 @@ _SENTENCES: dict[str, _Sentence] = {
     Reason.SHORT: _lost("{known} shared, {lost} of them in a block that was never filled and not kept"),
     Reason.NOT_SHARING: lambda *_: "this cache strategy does not share prefixes; paged does",
     Reason.LOGITS: lambda *_: "log-probabilities of the prompt were asked for, which need the logits of every token",
+    Reason.STATES: lambda *_: "the mean of the prompt's states was asked for, which needs the state of every token",
     Cause.SAME_TEXT: _same_text,
     Cause.REWRITTEN: _rewritten,
     Cause.CHANGING_LINE: _changing_line,

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from kvarn.server.request_id import HEADER, Identified
 from kvarn.server.request_log import RequestLog, entry_of
 from kvarn.server.routes import Bound, Endpoint, application
 from kvarn.server.structures import Structures
+from kvarn.server.talk import Talk
 from kvarn.server.worker import Submission, Worker
 
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
@@ -90,7 +91,7 @@ class Service:
         self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document()
         self._strict_model = strict_model
-        self._fingerprint = fingerprint_of(llm)
+        self.fingerprint = fingerprint_of(llm)
         self._started = int(time.time())
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -170,11 +171,14 @@ class Service:
         return Setting(
             self.name,
             self.llm.tokenizer.token_bytes,
-            self._fingerprint,
+            self.fingerprint,
             prompts=[submission.prompt for submission in planned.submissions],
-            params=planned.submissions[0].params,
+            params=planned.submissions[0].params if planned.submissions else SamplingParams(),
             shared_block=cache.placements[0].block_size if cache.shares else 0,
             comparison=None if compared is None or outline is None else compare(outline, then),
+            spell=self._prompts.spell,
+            context=cache.longest,
+            width=self.llm.config.hidden,
         )
 
     def _threads(self, call: Call) -> Executor | None:
@@ -182,7 +186,7 @@ class Service:
         return self._prompts.threads if call.chat else None
 
     def _planned(self, caller: Caller, call: Call) -> Planned:
-        self._check_model(call.model)
+        self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
@@ -191,9 +195,13 @@ class Service:
             submission = submit(chat.tokens, shown=chat.shown)
             return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
         rule = None if call.structure is None else Rule(call.structure)
-        echoed = self._prompts.echoed if call.echo else lambda prompt: ""
-        prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
-        submissions = [submit(tokens, echo=echoed(prompt)) for prompt, tokens in prompts]
+        if call.suffix is not None:
+            gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
+            unfit = [each for _, told in gaps for each in told]
+            return Planned([submit(tokens) for tokens, _ in gaps], Reader, [*call.ignored, *unfit], rule)
+        echoed = self._prompts.echoed if call.echo else lambda prompt, tokens: ""
+        prompts = ((prompt, self._prompts.plain(prompt, call)) for prompt in call.prompts)
+        submissions = [submit(tokens, echo=echoed(prompt, tokens)) for prompt, tokens in prompts]
         return Planned(submissions, Reader, call.ignored, rule)
 
     def _submission(
@@ -217,30 +225,62 @@ class Service:
                 "max_tokens",
                 "context_length_exceeded",
             )
-        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
-        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, shown=shown)
+        settings = call.settings
+        if call.suffix is not None and (markers := self.llm.tokenizer.markers) is not None:
+            settings = settings | {"stop_token_ids": (*settings["stop_token_ids"], *markers.ends)}
+        if call.biased_texts:
+            settings = settings | {"logit_bias": self._prompts.biases(call) | settings["logit_bias"]}
+        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **settings))
+        return Submission(
+            prompt,
+            params,
+            salt,
+            call.cache_priority,
+            call.stream,
+            echo,
+            shown=shown,
+            timed=call.timed,
+            echoed_logprobs=call.echo and settings["logprobs"] is not None,
+            pooling=None if call.pooling is None else call.pooling or self.llm.pooling,
+        )
 
     async def tokenize(self, request: Request) -> Response:
         self.caller(request)
-        _, tokens = await self._bodies.process(
+        body, tokens = await self._bodies.process(
             request,
             tokenize_call,
             self._tokens,
             lambda body: self._prompts.threads if "talk" in body else None,
         )
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
+        told = self._pieces(tokens) if body.get("with_pieces") else tokens
+        return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self.caller(request)
         _, text = await self._bodies.process(request, detokenize_call, self._text)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})
+
+    async def rendered(
+        self, request: Request, parse: Callable[[bytes], tuple[Talk, bool]]
+    ) -> tuple[tuple[Talk, bool], str]:
+        """The text of a conversation's prompt, with or without the beginning of the answer."""
+        render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
+        return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
+
+    async def read(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+        """A body that asks for nothing to be computed."""
+        return (await self._bodies.process(request, parse, lambda body: None))[0]
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
-        self._check_model(body.get("model"))
+        self.check_model(body.get("model"))
         return self._prompts.tokenize(body)
 
+    def _pieces(self, tokens: Sequence[int]) -> list[dict[str, Any]]:
+        """llama.cpp's form of tokens with their texts: bytes, if they are no text alone."""
+        return [{"id": token, "piece": as_piece(self.llm.tokenizer.token_bytes(token))} for token in tokens]
+
     def _text(self, body: dict[str, Any]) -> str:
-        self._check_model(body.get("model"))
+        self.check_model(body.get("model"))
         return self._prompts.text([int(token) for token in body["tokens"]])
 
     # -- inspection ----------------------------------------------------------------------------------------------
@@ -300,7 +340,7 @@ class Service:
         entry_of(request.scope).key = caller.name
         return caller
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         if self._strict_model and name is not None and name != self.name:
             raise self._no_such_model()
 
@@ -320,3 +360,11 @@ class Service:
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
+
+
+def as_piece(raw: bytes) -> str | list[int]:
+    """A token's bytes as text, or as numbers if they are not UTF-8 alone."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

@@ -6,7 +6,7 @@ case its submissions are cancelled, which frees their blocks before the next ste
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,9 +24,11 @@ from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Reply
 from kvarn.server.request_log import Entry, entry_of
-from kvarn.server.worker import Submission, Worker
+from kvarn.server.worker import Submission, Ticket, Worker
 
 log = logging.getLogger("kvarn")
+
+MOST_AT_ONCE = 128  # submissions of one call; more are embeddings, which need not fill the queue
 
 
 class Generation:
@@ -55,7 +57,7 @@ class Generation:
         self._ignored = ignored
         self._notes = notes
         self._n_reasoning = 0
-        self._ended: dict[int, Explanation] = {}
+        self._ended: dict[int, Ended] = {}
         self._explained = False
         self._recording: asyncio.Task[Any] | None = None
         self._holding = False
@@ -65,9 +67,11 @@ class Generation:
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
-        self._inbox = Inbox(len(submissions))
+        self._inbox = Inbox(min(len(submissions), MOST_AT_ONCE))
         self._n_prompt_tokens = sum(len(submission.prompt) for submission in submissions)
-        self._tickets = [self._worker.submit(submission, self._inbox, i) for i, submission in enumerate(submissions)]
+        self._tickets: list[Ticket] = []
+        self._waiting = deque(submissions)
+        self._submit()
         try:
             await self._inbox.accepted()
         except BaseException:
@@ -76,8 +80,14 @@ class Generation:
         self._entry.hold()
         self._holding = True
 
+    def _submit(self) -> None:
+        while self._waiting and len(self._tickets) - len(self._ended) < MOST_AT_ONCE:
+            submission = self._waiting.popleft()
+            self._tickets.append(self._worker.submit(submission, self._inbox, len(self._tickets)))
+
     def cancel(self) -> None:
         """Cancel all submissions. Their explanation is recorded when all of them have ended."""
+        self._waiting.clear()
         self._inbox.leave(self._on_end)
         for ticket in self._tickets:
             self._worker.cancel(ticket)
@@ -91,7 +101,7 @@ class Generation:
 
     def _note_end(self, which: int, update: Ended) -> None:
         if which not in self._ended:
-            self._ended[which] = update.explanation
+            self._ended[which] = update
             self._n_tokens += update.n_tokens
             self._entry.ended(update)
 
@@ -99,10 +109,11 @@ class Generation:
         """Also if nobody waits for the answer any more."""
         if self._recording is not None or self._explained or len(self._ended) < len(self._tickets):
             return
-        if any(map(differs, self._ended.values())):
+        found = self._explanations()
+        if any(map(differs, found)):
             self._recording = asyncio.ensure_future(self._record())
         else:
-            self._store([self._ended[i] for i in sorted(self._ended)])
+            self._store(found)
 
     def _release(self) -> None:
         if self._holding:
@@ -113,7 +124,7 @@ class Generation:
     def headers(self) -> dict[str, str]:
         return {**self.reply.headers, **headers(self._ignored)}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         choices = {index: self._part(index, part) async for index, part in self._parts()}
         return self.reply.whole([choices[index] for index in sorted(choices)], await self._end())
 
@@ -136,8 +147,18 @@ class Generation:
             finish = answer.finish_reason(finish)
         tokens = list(part.tokens[self._n_sampled[index] : part.n_tokens])
         self._n_sampled[index] = part.n_tokens
-        logprobs = self._entries(index, part)
-        return Part(index, deltas, answer, tokens, part.n_tokens, logprobs, finish, part.stop, part.adoption)
+        return Part(
+            index,
+            deltas,
+            answer,
+            tokens,
+            part.n_tokens,
+            self._entries(index, part),
+            finish,
+            part.stop,
+            adoption=part.adoption,
+            timings=part.timings,
+        )
 
     async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
@@ -146,6 +167,7 @@ class Generation:
             for which, update in updates:  # note all ends first: the client may disconnect at any piece
                 if isinstance(update, Ended):
                     self._note_end(which, update)
+            self._submit()
             for which, update in updates:
                 if isinstance(update, AnswerPart):
                     index = which * self._call.n + update.sample
@@ -178,11 +200,23 @@ class Generation:
             told["ignored"] = list_of(self._ignored)
         if errors := [each.error for _, each in sorted(self._answers.items()) if each.error]:
             told["tool_parse_error"] = "; ".join(errors)
-        return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
+        ended = [self._ended[i] for i in sorted(self._ended)]
+        return End(
+            [each.explanation for each in ended],
+            self._n_tokens,
+            self._n_reasoning,
+            told,
+            [each.vector for each in ended if each.vector is not None],
+            [each.prompt_logprobs for each in ended if each.prompt_logprobs is not None],
+        )
 
     async def _record(self) -> dict[str, Any]:
-        prompts = [(self._ended[i], self._tickets[i].submission.prompt) for i in sorted(self._ended)]
+        prompts = [(each, self._tickets[i].submission.prompt) for i, each in enumerate(self._explanations())]
         return self._store(await self._explaining.causes(prompts))
+
+    def _explanations(self) -> list[Explanation]:
+        """Those that are told: many embeddings would fill the answer and the records."""
+        return [self._ended[i].explanation for i in sorted(self._ended)[:MOST_AT_ONCE]]
 
     def _store(self, found: Sequence[Explanation]) -> dict[str, Any]:
         """Store the explanation for the caller's key, and return it."""

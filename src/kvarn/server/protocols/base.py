@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvarn.arrays import Floats
 from kvarn.cache.adoption import Adoption
 from kvarn.chats.answer import Reader
 from kvarn.dialect import Delta
@@ -24,6 +25,7 @@ from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import Fields
 from kvarn.server.schema import Json
+from kvarn.server.timings import Timings, timings_at_end
 
 if TYPE_CHECKING:
     from kvarn.server.app import Service
@@ -45,6 +47,7 @@ class Part:
     finish: str | None  # stop, length, tool_calls; None: there is more
     stop: str | None  # the stop text that ended it
     adoption: Adoption | None = None  # what its prompt reused
+    timings: Timings | None = None  # so far, if the call asks for them
 
 
 class End(NamedTuple):
@@ -54,6 +57,8 @@ class End(NamedTuple):
     n_tokens: int  # of all choices
     n_reasoning: int
     told: Json  # the object `kvarn`: the explanation, and what the client should know besides
+    vectors: list[Floats] = []  # noqa: RUF012 (never changed) of the prompts, if the call asks for them
+    prompt_logprobs: list[list[TokenLogprob | None]] = []  # noqa: RUF012 (the same)
 
     @property
     def n_prompt(self) -> int:
@@ -69,6 +74,10 @@ class End(NamedTuple):
         first = self.explanations[0]
         return None if first.limit is None else Adoption(first.reused, first.limit)
 
+    @property
+    def timings(self) -> Timings:
+        return timings_at_end(self.explanations, self.n_tokens)
+
 
 class Setting(NamedTuple):
     """What replies know about the server and the request."""
@@ -80,6 +89,9 @@ class Setting(NamedTuple):
     params: SamplingParams = SamplingParams()
     shared_block: int = 0  # tokens of a block that later requests can reuse; 0: they reuse nothing
     comparison: Comparison | None = None  # with an earlier response that the call names
+    spell: Callable[[Sequence[int]], str] = str  # the text of token ids
+    context: int = 0  # tokens of a prompt and its answer
+    width: int = 0  # numbers of a hidden state
 
     def n_written(self, n_prompt: int, n_cached: int) -> int:
         """Prompt tokens that this request has put into the cache for later ones: those of full blocks. The last token
@@ -102,7 +114,7 @@ class Reply(Protocol):
         """Of an answer."""
         ...
 
-    def whole(self, choices: Sequence[Part], end: End) -> Json: ...
+    def whole(self, choices: Sequence[Part], end: End) -> Json | list[Json]: ...
 
     def begin(self, n_prompt: int) -> Iterable[bytes]:
         """The request is queued. `n_prompt`: tokens of all prompts."""

@@ -20,6 +20,7 @@ from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
 from kvarn.server.refusal import Refusal
 from kvarn.server.schema import Json
+from kvarn.server.timings import Timings
 
 LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 
@@ -40,6 +41,9 @@ class OpenAIReply:
         self._setting = setting
         self._call = call
         self._n_prompt = 0
+        self._timings: Timings | None = None
+        self._ids: dict[int, list[int]] = {}  # tokens of each choice that no chunk has yet
+        self._once: Json = {}  # facts for the next chunk only
         self._n_sampled: dict[int, int] = {}  # tokens of each choice so far
         self._last: list[Json] = []  # the end of a choice, held back because it may be the last chunk
 
@@ -47,8 +51,42 @@ class OpenAIReply:
 
     def whole(self, choices: Sequence[Part], end: End) -> Json:
         made = [self._choice(part) for part in choices]
-        body = {**self._head(self.whole_kind), "choices": made, "usage": self._usage(end), "kvarn": end.told}
-        return body | self._diagnostics(end)
+        if self._call.token_ids:
+            for choice, part in zip(made, choices, strict=True):
+                choice["token_ids"] = part.tokens
+        body = {**self._head(self.whole_kind), "choices": made, "usage": self._usage(end)}
+        for name, of_prompts in self._of_prompts(end).items():
+            self._place(body, name, of_prompts)
+        if self._call.given.get("verbose"):
+            body["__verbose"] = {"prompt": "".join(map(self._setting.spell, self._setting.prompts))}
+        return body | {"timings": end.timings.as_json(), "kvarn": end.told} | self._diagnostics(end)
+
+    def _of_prompts(self, end: End) -> Json:
+        """What vLLM's fields ask for, with one entry for each prompt."""
+        found: Json = {}
+        if self._call.token_ids:
+            found["prompt_token_ids"] = [list(prompt) for prompt in self._setting.prompts]
+        if end.prompt_logprobs:
+            found["prompt_logprobs"] = [[self._ranked(each) for each in prompt] for prompt in end.prompt_logprobs]
+        return found
+
+    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
+        """Put a fact about each prompt where the endpoint has it."""
+        raise NotImplementedError
+
+    def _ranked(self, entry: TokenLogprob | None) -> Json | None:
+        """By token id: the likeliest tokens, and the prompt's own, whose rank is known only if it is one of them."""
+        if entry is None:
+            return None
+        ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+        return {
+            str(token): {
+                "logprob": max(logprob, LEAST),
+                "rank": ranks.get(token),
+                "decoded_token": self._spelled(token),
+            }
+            for token, logprob in ((entry.token, entry.logprob), *entry.top)
+        }
 
     def _choice(self, part: Part) -> Json:
         raise NotImplementedError
@@ -61,11 +99,14 @@ class OpenAIReply:
 
     def part(self, part: Part) -> Iterator[bytes]:
         found = self._chunks(part)
+        if self._call.token_ids:
+            self._add_ids(part, found)
         if not found:
             return
         for held in self._last:
             yield self._frame(held)
         yield from self._opening(part.index, found[0])
+        self._timings = part.timings
         self._n_sampled[part.index] = part.n_tokens
         self._last = [found.pop()] if part.finish and not self._call.include_usage else []
         for each in found:
@@ -74,6 +115,7 @@ class OpenAIReply:
     def end(self, end: End) -> Iterator[bytes]:
         """The last chunk carries the explanation, and the usage if it was asked for."""
         with_usage = self._call.include_usage or self._call.continuous_usage
+        self._timings = end.timings
         last = self._body(self._last, self._usage(end) if with_usage else None, end.told)
         yield sse(compact(last | self._diagnostics(end)))
         yield sse("[DONE]")
@@ -88,6 +130,13 @@ class OpenAIReply:
         """The choices of the chunks for this part. There is none for nothing."""
         raise NotImplementedError
 
+    def _add_ids(self, part: Part, found: list[Json]) -> None:
+        """The ids of new tokens, in the first chunk after them."""
+        ids = self._ids.setdefault(part.index, [])
+        ids += part.tokens
+        if found:
+            found[0]["token_ids"], self._ids[part.index] = ids, []
+
     def _opening(self, index: int, first: Json) -> Iterator[bytes]:
         return iter(())
 
@@ -100,9 +149,12 @@ class OpenAIReply:
         return sse(compact(self._body(choices, usage)))
 
     def _body(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> Json:
-        body = {**self._head(self.chunk_kind), "choices": choices}
+        body = {**self._head(self.chunk_kind), "choices": choices, **self._once}
+        self._once = {}
         if usage is not None:
             body["usage"] = usage
+        if self._timings is not None:
+            body["timings"] = self._timings.as_json()
         if explanation is not None:
             body["kvarn"] = explanation
         return body
@@ -138,6 +190,14 @@ class ChatReply(OpenAIReply):
         super().__init__(setting, call)
         self._reasoning = call.talk is None or call.talk.reasoning
         self._opened: set[int] = set()
+
+    def begin(self, n_prompt: int) -> Iterator[bytes]:
+        if self._call.token_ids:
+            self._once = {"prompt_token_ids": list(self._setting.prompts[0])}
+        return super().begin(n_prompt)
+
+    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
+        body[name] = of_prompts[0]
 
     def _choice(self, part: Part) -> Json:
         end = {"logprobs": self._logprobs(part.logprobs), "finish_reason": part.finish or "stop"}
@@ -197,6 +257,17 @@ class CompletionReply(OpenAIReply):
     def __init__(self, setting: Setting, call: Call) -> None:
         super().__init__(setting, call)
         self._offsets: dict[int, int] = {}  # characters of each choice sent so far
+        self._begun: set[int] = set()  # choices that have a chunk
+
+    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
+        for choice in body["choices"]:
+            choice[name] = of_prompts[choice["index"] // self._call.n]
+
+    def _add_ids(self, part: Part, found: list[Json]) -> None:
+        super()._add_ids(part, found)
+        if part.index not in self._begun:
+            self._begun.add(part.index)
+            found[0]["prompt_token_ids"] = list(self._setting.prompts[part.index // self._call.n])
 
     def _choice(self, part: Part) -> Json:
         end = {"logprobs": self._logprobs(part.index, part.logprobs), "finish_reason": part.finish or "stop"}
