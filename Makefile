@@ -12,7 +12,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test smoke test-gpu kernels gpu-proof test-clients check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
+.PHONY: run test smoke test-gpu kernels gpu-proof test-clients test-peers check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -68,6 +68,17 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/requirements/*.txt)
 	else echo "no npm found: Codex is not run"; fi
 	@command -v prometheus >/dev/null || { cd $(CLIENTS) && apt-get download -qq prometheus 2>/dev/null \
 	  && dpkg-deb -x prometheus_*.deb prometheus; } || echo "no Prometheus server found: its metrics are only parsed"
+	@touch $@
+
+# llama.cpp's own tests of its server against kvarn; writes docs/llama-tests.md.
+# make test-peers LLAMA=source-tree STORIES=stories15M.bin VOCABULARY=ggml-vocab-llama-spm.gguf
+PEERS := build/peers
+test-peers: $(STAMP) $(PEERS)/.installed
+	@$(BIN)/python tests/peers/run.py $(LLAMA) --stories $(STORIES) --vocabulary $(VOCABULARY) $(ARGS)
+
+$(PEERS)/.installed: tests/peers/requirements.txt
+	@test -x $(PEERS)/venv/bin/python || $(PYTHON) -m venv $(PEERS)/venv
+	@$(PEERS)/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/peers/requirements.txt
 	@touch $@
 
 check: $(STAMP)

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "structured": {"arrays", "errors", "text", "numpy", "llguidance"},
     # Tools, reasoning and structures of a conversation, on top of dialects and structures.
     "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
-    "jobs": {"chats", "dialect", "engine", "structured", "text", "errors", "words"},
+    "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+from kvarn.arrays import Floats
 from kvarn.chats.tools import tool_use
 from kvarn.engine.params import SamplingParams, with_settings
 from kvarn.errors import KvarnError
@@ -125,7 +126,15 @@ class AsyncLLM:
 
         return AsyncBatchStream(self, prepare)
 
+    async def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str | None = None) -> list[Floats]:
+        """The vector of each prompt, as LLM.embed."""
+        starts = [partial(self.llm.start_embedding, prompt, pooling) for prompt in prompts_of(prompts)]
+        return [job.vector() for job in await self._run(starts)]
+
     async def _finish(self, starts: Sequence[Start]) -> list[Output]:
+        return [job.output() for job in await self._run(starts)]
+
+    async def _run(self, starts: Sequence[Start]) -> list[Job]:
         jobs: list[Job] = []
         waiter = Waiter(each_token=False)
         try:
@@ -135,7 +144,7 @@ class AsyncLLM:
                 await waiter.end_of(job)
         finally:
             self.cancel(jobs)
-        return [job.output() for job in jobs]
+        return jobs
 
     def close(self) -> None:
         """Wait for the step under way and stop. Unfinished requests and later calls raise an error. An LLM that was

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+from kvarn.arrays import Floats
 from kvarn.backends import AUTO
 from kvarn.backends.base import Backend, Memory
 from kvarn.backends.choice import Opening
@@ -36,6 +37,7 @@ from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
+from kvarn.loading.own_pooling import own_pooling
 from kvarn.loading.own_sampling import own_sampling
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
@@ -114,6 +116,7 @@ class LLM:
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
+        self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
         config = CacheConfig(
@@ -305,6 +308,12 @@ class LLM:
             return Unquoted()
         return Quoting(self.tokenizer.control_texts, self.tokenizer.plain_texts, strings)
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str | None = None) -> list[Floats]:
+        """The vector of each prompt (text, or token ids), of length 1: its last hidden state (`last`), or the mean of
+        all of them (`mean`). None takes what the model's file says, else `last`."""
+        starts = [partial(self.start_embedding, prompt, pooling) for prompt in prompts_of(prompts)]
+        return [job.vector() for job in self._run(starts)]
+
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
     def start(
@@ -314,6 +323,11 @@ class LLM:
         text = prompt if isinstance(prompt, str) else None
         tokens = ids_of(prompt) if text is None else self.tokenizer.encode(text)
         return self.runner.add(tokens, params, conversation=conversation, listener=listener, text=text)
+
+    def start_embedding(self, prompt: Prompt, pooling: str | None = None, listener: Listener = SILENT) -> Job:
+        """Queue a prompt for its vector."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else ids_of(prompt)
+        return self.runner.embed(tokens, pooling or self.pooling, listener=listener)
 
     def stream_job(self, job: Job) -> Stream:
         return Stream(self.runner, job)
@@ -330,6 +344,9 @@ class LLM:
             raise
 
     def _finish(self, starts: Sequence[Callable[[], Job]]) -> list[Output]:
+        return [job.output() for job in self._run(starts)]
+
+    def _run(self, starts: Sequence[Callable[[], Job]]) -> list[Job]:
         """Start all and wait for all. If one fails, its error is raised and the others are cancelled."""
         jobs: list[Job] = []
         try:
@@ -338,7 +355,7 @@ class LLM:
                 self.runner.wait(job)
         finally:
             self._cancel(jobs)
-        return [job.output() for job in jobs]
+        return jobs
 
     def _cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

@@ -40,10 +40,10 @@ def test_differs_at_a_token() -> None:
     p = pager()
     prompt(p, 0, TEXT)
     other = [*TEXT[:41], 7, *TEXT[42:]]
-    words = tuple(TEXT[41:49])  # into the next block
+    words = tuple(TEXT[41:65])  # into the next blocks
     assert prompt(p, 1, other) == (41, ReuseLimit(Reason.DIFFERS, 41, ours=7, theirs=141, onward=words))
     at_the_edge = [*TEXT[:48], 8, *TEXT[49:]]
-    words = tuple(TEXT[48:56])
+    words = tuple(TEXT[48:72])
     assert prompt(p, 2, at_the_edge) == (48, ReuseLimit(Reason.DIFFERS, 48, ours=8, theirs=148, onward=words))
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
-from rows import FOX, MODEL, QUESTION, answer, continued, refused, run, works
+from rows import FOX, MODEL, QUESTION, answer, continued, run, works
 
 
 class City(BaseModel):
@@ -50,7 +50,9 @@ def completion(address: str) -> None:
 
 
 def embeddings(address: str) -> None:
-    OpenAIEmbeddings(base_url=f"{address}/v1", api_key="none", check_embedding_ctx_length=False).embed_query("Hi")
+    maker = OpenAIEmbeddings(base_url=f"{address}/v1", api_key="none", check_embedding_ctx_length=False)
+    first, second = maker.embed_documents(["The sea", "The sky"])
+    assert maker.embed_query("The sea") == first != second
 
 
 def tools(address: str) -> None:
@@ -75,7 +77,7 @@ ROWS = [
     works("bind_tools, whole and streamed, ToolMessage", tools),
     works("with_structured_output, tools", lambda a: _structured(a, "function_calling")),
     works("with_structured_output, json_schema", lambda a: _structured(a, "json_schema")),
-    refused("embeddings", embeddings),
+    works("OpenAIEmbeddings", embeddings),
 ]
 
 

@@ -26,6 +26,17 @@ TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog, which is 13 years old, sleeps on.",
     "Zürich's trams leave at 07:45. Naïve travellers — there are many — wait in the rain. 🌧",
 ]
+MATERIAL = os.environ.get("KVARN_TEST_MATERIAL")  # a folder that has data/wiki.test.raw
+
+
+def paragraphs(n: int) -> list[str]:
+    """Of WikiText-2, without line ends; none if it is not there."""
+    path = Path(MATERIAL or "", "data", "wiki.test.raw")
+    lines = path.read_text().splitlines() if MATERIAL and path.is_file() else []
+    return [line.strip() for line in lines if len(line) > 300][:n]
+
+
+WIKI = paragraphs(5)
 TASK = """
 task: {name}
 dataset_path: json
@@ -49,6 +60,7 @@ def write_tasks(folder: Path) -> None:
     tasks = {
         "choice": (CHOICE, choices),
         "rolling": (ROLLING, [{"text": text} for text in TEXTS]),
+        "wiki": (ROLLING, [{"text": text} for text in WIKI]),
         "text": (GENERATE, [{"prompt": FOX}]),
         "chat": (GENERATE, [{"prompt": QUESTION}]),
     }
@@ -61,11 +73,11 @@ def write_tasks(folder: Path) -> None:
 def scores() -> dict[tuple[str, ...], list]:
     """The arguments of lm_eval's requests, and [log-probability, is it greedy] from the Python API."""
     pairs = [(context, f" {choice}") for context, found in CHOICES.items() for choice in found]
-    asked = json.dumps([*pairs, *((None, text) for text in TEXTS)])
+    asked = json.dumps([*pairs, *((None, text) for text in (*TEXTS, *WIKI))])
     command = [os.environ["KVARN_PYTHON"], str(HERE / "python_api.py"), str(FOLDER)]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
-    return dict(zip([*pairs, *((text,) for text in TEXTS)], json.loads(done.stdout), strict=True))
+    return dict(zip([*pairs, *((text,) for text in (*TEXTS, *WIKI))], json.loads(done.stdout), strict=True))
 
 
 def lm_eval(address: str, model: str, tasks: str, *flags: str, **fields: object) -> dict[str, list[dict]]:
@@ -96,7 +108,7 @@ def completions(address: str, *flags: str, **fields: object) -> None:
     local = {"tokenizer_backend": "huggingface", "tokenizer": FOLDER}
     samples = lm_eval(address, "local-completions", "choice,rolling,text", *flags, **local, **fields)
     found = {key: value for sample in samples["choice"] + samples["rolling"] for key, value in scored(sample).items()}
-    assert found.keys() == expected.keys()
+    assert found.keys() == {key for key in expected if key[0] not in WIKI}
     for key, (logprob, *greedy) in found.items():
         assert math.isclose(float(logprob), expected[key][0], rel_tol=1e-12), (key, logprob, expected[key])
         assert greedy in ([], [str(expected[key][1])]), (key, greedy, expected[key])  # a rolling one has no such fact
@@ -113,6 +125,16 @@ def chat(address: str) -> None:
     assert [sample["resps"] for sample in samples["chat"]] == [[[answer(address, TOKENS)]]]
 
 
+def wikitext(address: str) -> None:
+    expected = scores()
+    local = {"tokenizer_backend": "huggingface", "tokenizer": FOLDER}
+    samples = lm_eval(address, "local-completions", "wiki", **local)["wiki"]
+    found = {key: value for sample in samples for key, value in scored(sample).items()}
+    assert len(found) == len(WIKI)
+    for key, (logprob, *_) in found.items():
+        assert math.isclose(float(logprob), expected[key][0], rel_tol=1e-12), (key, logprob, expected[key])
+
+
 def remote(address: str) -> None:
     lm_eval(address, "local-completions", "choice", tokenizer_backend="remote")
 
@@ -121,6 +143,7 @@ ROWS = [
     works("local-completions: loglikelihood, loglikelihood_rolling, generate_until", completions),
     works("the same, 3 prompts in a request, 2 requests at a time", together),
     works("local-chat-completions: generate_until", chat),
+    *([works("WikiText-2: loglikelihood_rolling of five paragraphs", wikitext)] if WIKI else []),
     refused("tokenizer_backend=remote", remote),
 ]
 

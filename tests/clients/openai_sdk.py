@@ -197,7 +197,7 @@ def structures(address: str) -> None:
 
 
 def reported(address: str) -> None:
-    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Hi", "citations": [1]}
     found = chat(
         address,
         messages=[{"role": "user", "content": [part]}],
@@ -206,8 +206,16 @@ def reported(address: str) -> None:
         reasoning_effort="high",
         prediction={"type": "content", "content": "x"},
     )
-    where = ["prediction", "verbosity", "messages[0].content[0].cache_control", "tools[0] (web_search)"]
+    where = ["prediction", "verbosity", "messages[0].content[0].citations", "tools[0] (web_search)"]
     assert sorted(found.kvarn["ignored"]) == sorted([*where, "reasoning_effort"])
+
+
+def embeddings(address: str) -> None:
+    create = client(address).embeddings.create
+    coded = create(model=MODEL, input=["The sea", "The sky"])  # the package asks for base64
+    plain = create(model=MODEL, input="The sea", encoding_format="float")
+    assert plain.data[0].embedding == coded.data[0].embedding
+    assert coded.usage.prompt_tokens == coded.usage.total_tokens > 3
 
 
 ROWS = [
@@ -234,7 +242,8 @@ ROWS = [
     refused("audio", lambda a: chat(a, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})),
     refused("suffix", lambda a: text(a, suffix="end")),
     refused("best_of", lambda a: text(a, best_of=2)),
-    refused("embeddings", lambda a: client(a).embeddings.create(model=MODEL, input="Hi")),
+    works("embeddings, as numbers and as base64", embeddings),
+    refused("embeddings, shortened", lambda a: client(a).embeddings.create(model=MODEL, input="Hi", dimensions=8)),
     refused("moderations", lambda a: client(a).moderations.create(input="Hi")),
     refused("files", lambda a: client(a).files.list()),
 ]

@@ -25,8 +25,8 @@ HEAD = """# Clients
 Programs and libraries that were run against `kvarn serve -m smollm2`, with kvarn {version}. This
 page is written by `make test-clients`, which fails if something that works here stops working.
 
-"Refused" means: the server answers with status 400 or 404 and an error in OpenAI's format that says
-what is not implemented. Nothing is silently ignored. The messages are those of the server's log.
+"Refused" means: the server answers with status 400 or 404 and an error in the protocol's format that
+says what is not implemented. Nothing is silently ignored. The messages are those of the server's log.
 
 """
 
@@ -47,6 +47,7 @@ CLIENTS = [
         note="every answer and every event, validated strictly; the types are generated from OpenAI's OpenAPI document",
     ),
     Client("langchain-openai", "langchain_sdk"),
+    Client("langchain-ollama", "langchain_ollama_sdk"),
     Client("llm (command line)", "llm_cli"),
     Client("litellm", "litellm_sdk", "litellm"),
     Client("instructor", "instructor_sdk"),

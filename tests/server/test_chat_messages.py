@@ -91,10 +91,22 @@ IGNORED = {
     "a part's key": (
         {
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "mood": 1}],
+                }
             ]
         },
-        ["messages[0].content[0].cache_control"],
+        ["messages[0].content[0].mood"],
+    ),
+    "hints to the cache": (
+        {
+            "prompt_cache_options": {"ttl": "30m", "mode": "explicit"},
+            "prompt_cache_retention": "24h",
+            "prompt_cache_key": "k",
+            "messages": [USER | {"cache_control": {"type": "ephemeral"}}],
+        },
+        ["prompt_cache_options.mode"],
     ),
     "a message's key": (
         {"messages": [USER, {"role": "assistant", "content": "a", "annotations": [1], "refusal": None}, USER]},
@@ -140,6 +152,12 @@ def test_what_is_ignored_is_counted(client: Client) -> None:
     after = counted("tools.mcp"), counted("tools.other"), counted("prediction")
     assert tuple(b - a for a, b in zip(before, after, strict=True)) == (2, 2, 2)
     assert "x1" not in client.metrics(), "a client cannot make a label"
+
+
+def test_fields_of_every_protocol_are_counted_from_zero(client: Client) -> None:
+    lines = [line for line in client.metrics().splitlines() if line.startswith("kvarn:ignored_fields_total")]
+    for field in ("web_search_options", "max_tool_calls", "mcp_servers", "n_discard", "keep_alive"):
+        assert any(f'field="{field}"' in line for line in lines), field
 
 
 def test_a_long_list_is_cut(client: Client) -> None:

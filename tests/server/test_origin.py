@@ -233,7 +233,7 @@ def test_without_keys_no_text_is_quoted_to_another_client(model: Path, who: str)
             assert "hunter" not in everything
             assert "theirs" not in ended
             assert "104" not in json.dumps(ended), "the token of h"
-            assert stored["reuse_ended"] == {"reason": "differs", "at": 16}
+            assert stored["reuse_ended"] == {"reason": "differs", "at": 16, "character": 16}
             assert "zzz" not in json.dumps(stored), "everybody can read the records"
             assert "password" not in json.dumps(server.ask("/kvarn/requests").json)
         else:

@@ -161,7 +161,7 @@ def test_what_has_no_effect_is_reported(client: Client) -> None:
         input=[
             {"type": "web_search_call", "id": "ws_1", "status": "completed"},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "x"},
-            {"role": "user", "content": [{"type": "input_text", "text": "play text", "cache_control": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "play text", "citations": [1]}]},
         ],
         tools=[
             {"type": "web_search"},
@@ -179,7 +179,7 @@ def test_what_has_no_effect_is_reported(client: Client) -> None:
     told = [
         *("service_tier", "include[0] (reasoning.encrypted_content)", "text.verbosity", "reasoning.summary"),
         *("truncation", "input[0] (web_search_call)", "input[1].summary", "input[1].encrypted_content"),
-        *("input[2].content[0].cache_control", "tools[0] (web_search)", "tools[1] (namespace)", "tools[2] (custom)"),
+        *("input[2].content[0].citations", "tools[0] (web_search)", "tools[1] (namespace)", "tools[2] (custom)"),
         "reasoning.effort",
     ]
     assert reply.json["kvarn"]["ignored"] == told

@@ -40,7 +40,7 @@ def test_read_only_endpoints(server: Served) -> None:
 def test_tokenize_and_detokenize(server: Served) -> None:
     found = server.ask("/tokenize", {"prompt": "abcdx é"}, "alice").json
     assert found["count"] == len(found["tokens"]) == 6, "ab, cd, x, a space, two bytes"
-    assert server.ask("/detokenize", {"tokens": found["tokens"]}, "alice").json == {"prompt": "abcdx é"}
+    assert server.ask("/detokenize", {"tokens": found["tokens"]}, "alice").json["prompt"] == "abcdx é"
     chat = server.ask("/tokenize", {"messages": TALK}, "alice").json["tokens"]
     rendered = "<user>Say something, please.\n<assistant>"
     assert server.ask("/detokenize", {"tokens": chat}, "alice").json["prompt"] == rendered

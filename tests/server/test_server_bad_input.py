@@ -118,11 +118,11 @@ TABLE: dict[str, tuple[str, object, int, str]] = {
     "functions": (CHAT, chat(functions=[{"name": "f"}]), 400, "functions is not implemented here: leave it out"),
     "best_of": (TEXT, text(best_of=2), 400, "best_of is not implemented here"),
     "echo of a chat": (CHAT, chat(echo=True), 400, "echo is not implemented here"),
-    "suffix": (TEXT, text(suffix="end"), 400, "suffix is not implemented here"),
+    "suffix": (TEXT, text(suffix="end"), 400, "suffix: the model has no tokens that mark a gap"),
     "an invention": (TEXT, text(frobnicate=0), 400, "frobnicate is not implemented here: leave it out"),
     "a long invention": (TEXT, text(**{"x" * 9000: 0}), 400, "is not implemented here: leave it out"),
     # elsewhere
-    "tokenize nothing": (TOKENIZE, {}, 400, "give prompt (a text) or messages"),
+    "tokenize nothing": (TOKENIZE, {}, 400, "give prompt or content (a text) or messages"),
     "tokenize 7 MB": (TOKENIZE, {"prompt": "a" * 7_000_000}, 400, "and this server's context is 256 tokens"),
     "tokenize a number": (TOKENIZE, {"prompt": 5}, 400, "prompt is 5; it must be a string"),
     "detokenize a text": (DETOKENIZE, {"tokens": "abc"}, 400, 'tokens is "abc"; it must be an array'),

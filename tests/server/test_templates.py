@@ -129,7 +129,7 @@ import time
 from kvarn.server import serving
 from kvarn.server.prompts import Prompts
 serving.GRACE_SECONDS = 0.5
-Prompts.plain = lambda self, prompt: time.sleep(10000)
+Prompts.plain = lambda self, prompt, call: time.sleep(10000)
 {MAIN}
 """
     command = [sys.executable, "-c", stuck, "serve", "-m", str(tiny_model(tmp_path)), "--port", "0"]

@@ -60,7 +60,8 @@ MISTRAL = """\
 MISTRAL_CONTROL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[OTHER]")
 PLAY = re.compile(r"play (\w+)")
 SCRIPT, CLOSERS = 20.0, '"}]{'  # the score of the next token of the text; what is preferred if it is forbidden
-Texts = Mapping[str, str | Sequence[str]]  # by name: a text, or one for each sample
+Texts = Mapping[str, str | Sequence[str]]  # by name: a text, or one for each sample. No token goes over a CUT
+CUT = "\0"
 
 
 def scripted_model(path: Path, template: str, control: Sequence[str] = (), context: int = 2048) -> Path:
@@ -83,7 +84,10 @@ def play(llm: LLM, texts: Texts) -> None:
     """From now on the model writes these texts."""
     tokenizer, engine = llm.tokenizer, llm.engine
     encoded = {
-        name: [tokenizer.encode(each, bos=False, special=True) for each in ([text] if isinstance(text, str) else text)]
+        name: [
+            [id for piece in each.split(CUT) for id in tokenizer.encode(piece, bos=False, special=True)]
+            for each in ([text] if isinstance(text, str) else text)
+        ]
         for name, text in texts.items()
     }
     closers = {id: len(CLOSERS) - CLOSERS.index(c) for c in CLOSERS for id in tokenizer.encode(c, bos=False)}

@@ -44,11 +44,19 @@ def read(path: Path) -> tuple[dict[str, int], dict[str, np.ndarray]]:
     return shape, tensors
 
 
-def write_gguf(checkpoint: Path, vocabulary: Path, out: Path) -> Path:
-    """With the vocabulary of another GGUF file: Llama 2's, which it was trained with."""
+def write_gguf(
+    checkpoint: Path,
+    vocabulary: Path,
+    out: Path,
+    template: str | None = None,
+    control: dict[int, str] | None = None,
+    context: int | None = None,
+) -> Path:
+    """With the vocabulary of another GGUF file: Llama 2's, which it was trained with. `control`: tokens that become
+    control tokens of these names. `context`: more than it was trained for."""
     shape, tensors = read(checkpoint)
     writer = gguf.GGUFWriter(str(out), "llama")
-    writer.add_context_length(shape["context"])
+    writer.add_context_length(context or shape["context"])
     writer.add_embedding_length(shape["hidden"])
     writer.add_block_count(shape["layers"])
     writer.add_feed_forward_length(shape["feed_forward"])
@@ -59,10 +67,15 @@ def write_gguf(checkpoint: Path, vocabulary: Path, out: Path) -> Path:
     writer.add_rope_dimension_count(shape["hidden"] // shape["heads"])
     fields = gguf.GGUFReader(vocabulary).fields
     for key, field in fields.items():
-        if key.startswith("tokenizer."):
-            kinds = field.types
+        if key.startswith("tokenizer.") and not (template and key == "tokenizer.chat_template"):
+            kinds, value = field.types, field.contents()
+            for id, name in (control or {}).items():
+                if key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
+                    value[id] = name if key.endswith("tokens") else gguf.TokenType.CONTROL
             sub_type = kinds[1] if kinds[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kinds[0], sub_type)
+            writer.add_key_value(key, value, kinds[0], sub_type)
+    if template:
+        writer.add_chat_template(template)
     for name, tensor in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(tensor))
     writer.write_header_to_file()

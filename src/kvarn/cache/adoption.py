@@ -16,6 +16,7 @@ class Reason(StrEnum):
     OUT_OF_WINDOW = "out of window"
     NOT_SHARING = "strategy does not share"
     LOGITS = "logits asked for"  # of the prompt's tokens, so the prompt is computed
+    STATES = "states asked for"  # the same for the mean of hidden states
 
 
 class ReuseLimit(NamedTuple):
@@ -25,7 +26,7 @@ class ReuseLimit(NamedTuple):
     at: int  # length of the prefix that an earlier text also had, whether it can be reused or not
     ours: int | None = None  # DIFFERS: our token at `at`
     theirs: int | None = None  # DIFFERS: the token at `at` of the nearest earlier text with the same salt
-    onward: tuple[int, ...] = ()  # DIFFERS: the next few tokens of that text, `theirs` included
+    onward: tuple[int, ...] = ()  # DIFFERS: the next tokens of that text, `theirs` included
     when: float | None = None  # EVICTED, OUT_OF_WINDOW: time of the eviction, in seconds since the epoch
 
 

@@ -64,9 +64,13 @@ class Chats:
             return self._dialect
 
     def prompt(
-        self, messages: Sequence[Message], use: ToolUse = NO_TOOLS, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        use: ToolUse = NO_TOOLS,
+        variables: Mapping[str, Any] | None = None,
+        opens: bool = True,
     ) -> tuple[str, Mapping[str, str]]:
-        """The text of the prompt, and its stand-ins."""
+        """The text of the prompt, and its stand-ins. `opens`: it ends where the answer begins."""
         check_variables({} if variables is None else variables)
         given: dict[str, Any] = {"messages": for_template(messages), "variables": dict(variables or {})}
         if use.shown or any("tool_calls" in message or message["role"] == "tool" for message in given["messages"]):
@@ -78,8 +82,9 @@ class Chats:
                 given["tools"] = list(use.shown)
         quoted = self._quotes.quote(given)
         values = quoted.values
-        tools = {"tools": values["tools"]} if "tools" in values else {}
-        return self._render(values["messages"], **values["variables"], **tools), quoted.stand_ins
+        more = {"tools": values["tools"]} if "tools" in values else {}
+        more |= {} if opens else {"add_generation_prompt": False}
+        return self._render(values["messages"], **values["variables"], **more), quoted.stand_ins
 
     def suffix(
         self, answer: Message, new: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]

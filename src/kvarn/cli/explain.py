@@ -8,6 +8,7 @@ from urllib.parse import quote
 from kvarn.bench.http import parse_address, request_json
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.table import print_json
+from kvarn.engine.because import because, cancelled_at, remedy
 from kvarn.errors import KvarnError, printable
 from kvarn.words import counted
 
@@ -53,6 +54,12 @@ def fetch(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
+    for name, value in rows_of(found):
+        print(f"  {name:<10} {printable(value)}")
+
+
+def rows_of(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """From the fields, not from the server's sentences: those are for people."""
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
     ended, again = found["reuse_ended"] or {}, found["recomputed_after_preemption"]
     rows = [("prompt", counted(prompt, "token"))]
@@ -60,21 +67,25 @@ def show(found: dict[str, Any]) -> None:
         rows += [
             ("reused", f"{counted(reused, 'token')} ({100 * reused / prompt:.0f} %)"),
             ("computed", f"{counted(computed, 'token')} in {found['recompute_ms']:.1f} ms"),
-            ("because", found["because"]),
+            ("because", because(found) or ""),
+            *_difference_rows(ended),
         ]
-    if "ours" in ended and "theirs" in ended:
-        rows += [("after", repr(ended["before"]))]
-        for name, text in (("earlier", ended["theirs"]), ("now", ended["ours"])):
-            rows += [(name, f"{text['onward']!r} (token {text['token']})")]
     if found["preemptions"]:
         often = counted(found["preemptions"], "time")
         rows += [("preempted", f"{often}: {counted(again['tokens'], 'token')} again, {again['ms']:.1f} ms")]
     if found["cancelled"]:
-        missing = prompt - reused - computed
-        place = f"with {counted(missing, 'prompt token')} to go" if missing else "during its answer"
-        rows += [("cancelled", place if ended else "while queued")]
+        rows += [("cancelled", cancelled_at(found))]
     stages = [(name, found[f"{key}_ms"]) for name, key in (("queued", "queued"), ("first token", "first_token"))]
     stages += [("until then" if found["cancelled"] else "whole answer", found["total_ms"])]
-    rows += [("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in stages if ms is not None))]
-    for name, value in rows:
-        print(f"  {name:<10} {printable(value)}")
+    return [*rows, ("times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in stages if ms is not None))]
+
+
+def _difference_rows(ended: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("line", repr(ended["line"]))] if "line" in ended else []
+    if "ours" in ended and "theirs" in ended:
+        rows += [("after", repr(ended["before"]))]
+        for name, text in (("earlier", ended["theirs"]), ("now", ended["ours"])):
+            rows += [(name, f"{text['onward']!r} (token {text['token']})")]
+    if (advice := remedy(ended)) is not None:
+        rows += [("remedy", advice)]
+    return rows

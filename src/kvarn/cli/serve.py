@@ -31,8 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser,
         """
 Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models,
-/tokenize, /detokenize, /metrics (Prometheus), /health, /ready and /kvarn/cache. Requests
-with the same API key share prefixes. After SIGTERM or Ctrl-C, running requests may finish.""",
+/v1/embeddings, /tokenize, /detokenize, /metrics (Prometheus), /health, /ready, /kvarn/cache.
+Programs for llama-server and Ollama find their own endpoints, too. Requests with the same API
+key share prefixes. After SIGTERM or Ctrl-C, running requests may finish.""",
         """
 kvarn serve model.gguf --api-key KEY
 kvarn serve -c 16384 -np 16 --cache-bytes 8G --cache-type int8

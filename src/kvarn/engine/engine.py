@@ -26,11 +26,12 @@ from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
 from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
+from kvarn.engine.pooling import Pool
 from kvarn.engine.request import Request, Sample, Timing
 from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import KvarnError, PromptTooLong, QueueFull
+from kvarn.errors import BadLogits, KvarnError, PromptTooLong, QueueFull
 from kvarn.words import counted
 
 
@@ -83,20 +84,22 @@ class Engine:
         priority: int = 0,
         constrain: Callable[[int], Constraint] = lambda k: FREE,
         announce: Callable[[Request], None] = lambda request: None,
+        pool: Pool | None = None,
     ) -> Request:
         """Queue a request. Raises if the request can never be served, or if the queue is full. Settings that are open
         take the defaults of a text.
 
         `constrain(k)` makes the constraint of sample k. If the strategy does not share prefixes, a
         request continues the sequence of the last request with the same `conversation`. `announce` is
-        called just before the request is queued, so that its owner can cancel it after an interrupt."""
+        called just before the request is queued, so that its owner can cancel it after an interrupt. With
+        a `pool` the request has no answer: it ends when the pool has the prompt's hidden states."""
         self._check(prompt)
         self._check_queue()
         params = params.with_defaults(TEXT_DEFAULTS)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         timing = Timing(queued_at=time.perf_counter())
         scoped = _scoped(salt, conversation)
-        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority)
+        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority, pool)
         request.sampler = make_sampler(params, seed, self._n_tokens)
         request.drafter, request.host_only = make_drafter(params, seed), host_only(params)
         request.runs_ahead = runs_ahead(params)
@@ -165,9 +168,13 @@ class Engine:
             if each.sample.request.timing.started_at is None:
                 each.sample.request.timing.started_at = start
         decodes = all(each.decodes for each in work)
-        events = self._finish_step(current if current is not None else self._launch(work))
+        pooled = [each for each in work if each.sample.request.pool is not None]
+        if pooled:
+            self._compute_states(pooled)
+            self._work = [each for each in work if each.sample.request.pool is None]
+        events = self._finish_step(current or self._launch(self._work)) if self._work else []
         now = time.perf_counter()
-        self._account(work, decodes, now - start)
+        self.stats.account(work, decodes, now - start)
         events = [self._timed(event, now) for event in events]
         self._work = []
         self._n_faults = 0
@@ -220,13 +227,39 @@ class Engine:
         for sample in request.samples:
             self.finish(sample, "error")
 
-    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> Launched:
-        """`tokens`: of a step ahead, what stands for the unknown token of each sequence."""
+    def _prepare(self, work: list[Work]) -> tuple[Step, list[Work], list[int]]:
+        """A step for this work, the work in the step's order, and the rows that it needs."""
         by_id = {each.sample.id: each for each in work}
         step = self._step = self.cache.prepare(list(by_id))
         order = [by_id[seq] for seq in step.seqs]
         ends = itertools.accumulate(step.n_new)
         wanted = [row for w, end in zip(order, ends, strict=True) for row in range(end - w.n_rows, end)]
+        return step, order, wanted
+
+    def _compute_states(self, work: list[Work]) -> None:
+        """A step of its own for requests that want hidden states and no token."""
+        step, order, wanted = self._prepare(work)
+        given = list(itertools.chain.from_iterable(map(_new_tokens, order)))
+        states = iter(self.program.hidden(self.memory, step, given, wanted))
+        self._step = None
+        self.cache.launched(step)
+        for w in order:
+            sample, request = w.sample, w.sample.request
+            assert request.pool is not None
+            rows = list(itertools.islice(states, w.n_rows))
+            self.cache.commit(sample.id, _new_tokens(w))
+            sample.computed += w.n
+            try:
+                request.pool.take(rows, sample.computed - w.n_rows)
+            except BadLogits as error:
+                self.fail(request, error)
+            if not sample.missing and not sample.finish_reason:
+                self.stats.count_prompt(request)
+                self._finish(sample, "stop")
+
+    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> Launched:
+        """`tokens`: of a step ahead, what stands for the unknown token of each sequence."""
+        step, order, wanted = self._prepare(work)
         if tokens is None:
             given = list(itertools.chain.from_iterable(map(_new_tokens, order)))
         else:
@@ -280,8 +313,7 @@ class Engine:
         first = samples[0]
         request = first.request
         if first.index == 0 and len(first.tokens) == len(request.prompt):
-            self.stats.prompt_tokens += len(request.prompt)
-            self.stats.cached_tokens += request.adoption.reused if request.adoption else 0
+            self.stats.count_prompt(request)
         for sample, sampled in zip(samples, tokens, strict=True):
             if sample is not first:
                 self.scheduler.adopt_fork(first, sample)
@@ -356,29 +388,6 @@ class Engine:
             ended = sample.request.timing.finished_at  # in this step, before `now`
             sample.request.timing.first_token_at = now if ended is None else min(now, ended)
         return event._replace(gap=None if before is None else now - before)
-
-    def _account(self, work: list[Work], decodes: bool, seconds: float) -> None:
-        stats, tokens = self.stats, sum(each.n for each in work)
-        stats.steps += 1
-        if decodes:
-            stats.decode_seconds += seconds
-            stats.decode_tokens += tokens
-        else:
-            stats.prefill_seconds += seconds
-            stats.prefill_tokens += tokens
-        for each in work:
-            self._charge(each.sample, each.n, seconds / tokens)
-
-    @staticmethod
-    def _charge(sample: Sample, n: int, seconds_per_token: float) -> None:
-        """Add the sample's share of a step's time to its prompt's time and to its recomputation after preemptions."""
-        timing, end = sample.request.timing, sample.computed
-        repeated = max(min(sample.furthest, end) - (end - n), 0)
-        timing.recomputed_tokens += repeated
-        timing.recomputed_seconds += seconds_per_token * repeated
-        start = end - n + repeated
-        timing.prefill_seconds += seconds_per_token * max(min(end, len(sample.request.prompt)) - start, 0)
-        sample.furthest = max(sample.furthest, end)
 
 
 def _scoped(salt: bytes, conversation: Hashable) -> Hashable:

@@ -2,19 +2,20 @@
 
 `explain` reads the facts from a request, in token ids. `to_json` and `in_words` need a function that
 turns token ids into text. They quote an earlier prompt only if the cache returned its tokens, and the
-cache does so only for the same salt. Non-goal: HTTP.
+cache does so only for the same salt. Non-goals: HTTP; sentences (because.py).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import localtime, strftime
 from typing import Any
 
 from kvarn.cache.adoption import Reason, ReuseLimit
+from kvarn.engine.because import because, remedy, summary
+from kvarn.engine.difference import Cause, Difference
 from kvarn.engine.request import Request
-from kvarn.words import counted
 
 AROUND = 8  # tokens quoted before and after the place where two texts differ
+AHEAD = 24  # of our text: tokens from there on, to find out why
 
 Spell = Callable[[Sequence[int]], str]
 
@@ -28,7 +29,7 @@ class Explanation:
     cut_by: str | None  # the limit that ended an answer: context or max_tokens
     limit: ReuseLimit | None  # None: it ended in the queue
     before: tuple[int, ...]  # DIFFERS: the last tokens that both texts have
-    ours: tuple[int, ...]  # DIFFERS: the next tokens of our text
+    ours: tuple[int, ...]  # DIFFERS: the next tokens of our text; more than are quoted
     prefill_ms: float  # time for the tokens that were not reused
     preemptions: int
     recomputed_tokens: int  # after preemptions
@@ -37,6 +38,7 @@ class Explanation:
     queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
     total_ms: float | None
+    difference: Difference | None = None  # DIFFERS: what else is known about it
 
     @property
     def computed(self) -> int:
@@ -60,7 +62,7 @@ def explain(request: Request) -> Explanation:
         cut_by=min((sample.limit for sample in request.samples if sample.limit), default=None),  # context comes first
         limit=limit,
         before=() if at is None else tuple(request.prompt[max(at - AROUND, 0) : at]),
-        ours=() if at is None else tuple(request.prompt[at : at + AROUND]),
+        ours=() if at is None else tuple(request.prompt[at : at + AHEAD]),
         prefill_ms=1000 * timing.prefill_seconds,
         preemptions=request.preemptions,
         recomputed_tokens=timing.recomputed_tokens,
@@ -73,13 +75,13 @@ def explain(request: Request) -> Explanation:
 
 
 def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": e.prompt,
         "reused_tokens": e.reused,
         "recomputed_tokens": e.computed,
         "recompute_ms": round(e.prefill_ms, 3),
         "reuse_ended": None if e.limit is None else _limit_to_json(e, e.limit, spell),
-        "because": None if e.limit is None else _why(e, e.limit),
+        "because": None,
         "cancelled": e.cancelled,
         "cut_by": e.cut_by,
         "preemptions": e.preemptions,
@@ -88,19 +90,44 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
         "queued_ms": _rounded(e.queued_ms),
         "first_token_ms": _rounded(e.first_token_ms),
         "total_ms": _rounded(e.total_ms),
-        "summary": in_words(e, spell),
     }
+    return found | {"because": because(found), "summary": summary(found)}
 
 
 def _limit_to_json(e: Explanation, limit: ReuseLimit, spell: Spell) -> dict[str, Any]:
     facts: dict[str, Any] = {"reason": limit.reason.value, "at": limit.at}
     if limit.reason is Reason.DIFFERS:
+        facts |= _difference_to_json(e.difference or Difference(), quotes=limit.theirs is not None)
         facts["before"] = spell(e.before)
-        facts["ours"] = {"token": limit.ours, "text": spell(e.ours[:1]), "onward": spell(e.ours)}
+        facts["ours"] = _onward(limit.ours, e.ours, spell)
         if limit.theirs is not None:
-            facts["theirs"] = {"token": limit.theirs, "text": spell(limit.onward[:1]), "onward": spell(limit.onward)}
+            facts["theirs"] = _onward(limit.theirs, limit.onward, spell)
     if limit.when is not None:
         facts["when"] = limit.when
+    if (advice := remedy(facts)) is not None:
+        facts["remedy"] = advice
+    return facts
+
+
+def _onward(token: int | None, tokens: Sequence[int], spell: Spell) -> dict[str, Any]:
+    return {"token": token, "text": spell(tokens[:1]), "onward": spell(tokens[:AROUND])}
+
+
+def _difference_to_json(d: Difference, quotes: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if d.cause is not None:
+        facts["reason"] = d.cause.value
+    if d.kind is not None:
+        facts["kind"] = d.kind.value
+    if d.part:
+        facts["part"] = {"name": d.part} | ({"turn": d.turn, "role": d.role} if d.part == "turn" else {})
+    if d.character is not None:
+        facts["character"] = d.character
+    if d.line:
+        facts["line"] = d.line
+    if d.cause is Cause.SAME_TEXT:
+        ours, theirs = map(list, d.tokens)
+        facts["tokens"] = {"ours": ours} | ({"theirs": theirs} if quotes else {})
     return facts
 
 
@@ -110,57 +137,13 @@ def without_texts(explanation: dict[str, Any]) -> dict[str, Any]:
     if ended is None:
         return explanation
     assert "theirs" not in ended, "the summary quotes both texts"
-    facts = {name: fact for name, fact in ended.items() if name not in ("before", "ours")}
+    facts = {name: fact for name, fact in ended.items() if name not in ("before", "ours", "line", "tokens")}
     return {**explanation, "reuse_ended": facts}
 
 
 def in_words(e: Explanation, spell: Spell) -> str:
     """One sentence or two."""
-    if e.limit is None:
-        return f"{'cancelled' if e.cancelled else 'ended'} while queued: nothing was looked up or computed"
-    text = f"reused {e.reused} of {counted(e.prompt, 'prompt token')}, computed {e.computed} in "
-    text += f"{e.prefill_ms:.0f} ms: {_why(e, e.limit)}{_quoted_difference(e, e.limit, spell)}"
-    if e.preemptions:
-        again = f"{counted(e.recomputed_tokens, 'token')} in {e.recomputed_ms:.0f} ms"
-        text += f"; preempted {counted(e.preemptions, 'time')}, which computed {again} again"
-    if e.cancelled:
-        missing = e.prompt - e.reached
-        place = f"with {counted(missing, 'prompt token')} to go" if missing else "during its answer"
-        text += f"; cancelled {place}"
-    return text
-
-
-def _why(e: Explanation, limit: ReuseLimit) -> str:
-    lost = limit.at - e.reused
-    known = counted(limit.at, "token") + (" was" if limit.at == 1 else " were")
-    when = "" if limit.when is None else strftime(" at %H:%M:%S", localtime(limit.when))
-    return {
-        Reason.END: "everything was in the cache; the last token is always computed, for its logits"
-        if e.prompt > 1
-        else "a single token is always computed, for its logits",
-        Reason.NEW: f"the earlier text ends at token {limit.at}, what follows is new",
-        Reason.NOTHING_SHARED: "no earlier text begins like this one",
-        Reason.DIFFERS: f"differs at token {limit.at} from the nearest earlier text",
-        Reason.EVICTED: f"{known} known, {lost} of them evicted{when} to make room",
-        Reason.OUT_OF_WINDOW: f"{known} known, but {lost} of them had left the window{when}",
-        Reason.SHORT: f"{known} shared, {lost} of them in a block that was never filled and not kept",
-        Reason.NOT_SHARING: "this cache strategy does not share prefixes; paged does",
-        Reason.LOGITS: "log-probabilities of the prompt were asked for, which need the logits of every token",
-    }[limit.reason]
-
-
-def _quoted_difference(e: Explanation, limit: ReuseLimit, spell: Spell) -> str:
-    """Both texts around the place where they differ, if the caller may see the earlier one."""
-    if limit.theirs is None:
-        return ""
-    before = _quote(spell(e.before))
-    theirs, ours = (_quote(spell(tokens)) for tokens in (limit.onward, e.ours))
-    return f": after {before} it continued {theirs} (token {limit.theirs}), now {ours} (token {limit.ours})"
-
-
-def _quote(text: str) -> str:
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return f'"{shown}"'
+    return str(to_json(e, spell)["summary"])
 
 
 def _rounded(milliseconds: float | None) -> float | None:

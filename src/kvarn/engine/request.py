@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvarn.cache.adoption import Adoption
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import SamplingParams
+from kvarn.engine.pooling import Pool
 
 if TYPE_CHECKING:
     from kvarn.engine.drafting import Drafter
@@ -71,6 +72,7 @@ class Request:
     salt: bytes = b""
     conversation: Hashable = None  # requests of one conversation continue one parked sequence
     priority: int = 0  # how often eviction skips the blocks that it leaves in the cache
+    pool: Pool | None = None  # takes its hidden states; then it has no answer
     samples: list[Sample] = field(default_factory=list)
     sampler: "Sampler" = field(init=False)
     drafter: "Drafter" = field(init=False)  # what the sampler does, for a device
@@ -84,9 +86,9 @@ class Request:
 
     @property
     def n_reusable(self) -> int:
-        """Prompt tokens that need not be computed: all, or those whose log-probabilities are known."""
-        known = len(self.prompt_logprobs)
-        asked = self.params.prompt_logprobs is not None
+        """Prompt tokens that need not be computed: all, or those whose log-probabilities or states are known."""
+        known = len(self.prompt_logprobs) if self.pool is None else self.pool.n_rows
+        asked = self.params.prompt_logprobs is not None if self.pool is None else self.pool.wants_all
         return known if asked and known < len(self.prompt) - 1 else len(self.prompt)
 
     @property

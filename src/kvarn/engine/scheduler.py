@@ -225,11 +225,14 @@ class Scheduler:
             adoption = self.cache.adopt(sample.id, known, counted)
         else:
             return None
-        return Adoption(adoption.reused, ReuseLimit(Reason.LOGITS, adoption.reused)) if asks else adoption
+        if not asks:
+            return adoption
+        why = Reason.LOGITS if request.pool is None else Reason.STATES
+        return Adoption(adoption.reused, ReuseLimit(why, adoption.reused))
 
 
 def _asks_for_rows(sample: Sample) -> bool:
-    """Whether the logits of prompt tokens are missing. The first sample computes them."""
+    """Whether logits or states of prompt tokens are missing. The first sample computes them."""
     request = sample.request
     return sample.index == 0 and request.n_reusable < len(request.prompt)
 

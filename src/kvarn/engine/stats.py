@@ -1,7 +1,11 @@
 """The counters of the engine. Non-goal: how they are shown."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from kvarn.engine.request import Request, Sample
+from kvarn.engine.scheduler import Work
 
 
 @dataclass(slots=True)
@@ -19,3 +23,31 @@ class EngineStats:
     peak_blocks: int = 0  # most blocks in use at once
     finished: int = 0  # requests that ended, for any reason
     request_seconds: float = 0.0  # sum of their times from arrival to end
+
+    def count_prompt(self, request: Request) -> None:
+        self.prompt_tokens += len(request.prompt)
+        self.cached_tokens += request.adoption.reused if request.adoption else 0
+
+    def account(self, work: Sequence[Work], decodes: bool, seconds: float) -> None:
+        """Count a step, and charge its time to the requests."""
+        tokens = sum(each.n for each in work)
+        self.steps += 1
+        if decodes:
+            self.decode_seconds += seconds
+            self.decode_tokens += tokens
+        else:
+            self.prefill_seconds += seconds
+            self.prefill_tokens += tokens
+        for each in work:
+            _charge(each.sample, each.n, seconds / tokens)
+
+
+def _charge(sample: Sample, n: int, seconds_per_token: float) -> None:
+    """Add the sample's share of a step's time to its prompt's time and to its recomputation after preemptions."""
+    timing, end = sample.request.timing, sample.computed
+    repeated = max(min(sample.furthest, end) - (end - n), 0)
+    timing.recomputed_tokens += repeated
+    timing.recomputed_seconds += seconds_per_token * repeated
+    start = end - n + repeated
+    timing.prefill_seconds += seconds_per_token * max(min(end, len(sample.request.prompt)) - start, 0)
+    sample.furthest = max(sample.furthest, end)

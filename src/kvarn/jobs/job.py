@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvarn.arrays import Floats
 from kvarn.chats.answer import Reader, ToolCall
 from kvarn.engine.engine import Event
 from kvarn.engine.request import Request, Sample
@@ -180,6 +181,11 @@ class Job:
             [self._completion(sample) for sample in request.samples],
             None if request.params.prompt_logprobs is None else [None, *map(_logprob, request.prompt_logprobs)],
         )
+
+    def vector(self) -> Floats:
+        """Of a job for an embedding that is done."""
+        assert self.request.pool is not None
+        return self.request.pool.vector()
 
     def _completion(self, sample: Sample) -> Completion:
         completion = Completion(

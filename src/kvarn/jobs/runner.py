@@ -26,6 +26,7 @@ from kvarn.chats.answer import Reader
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.engine import Engine, Event
 from kvarn.engine.params import SamplingParams
+from kvarn.engine.pooling import Pool
 from kvarn.engine.request import Request
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
@@ -84,16 +85,31 @@ class Runner:
             constrain = lambda k: compiled.start()  # noqa: E731
         stop = params.stop if constrain is None else ()  # a structure says where it ends
         texts = [TextStream(self._tokenizer, prompt, stop, shown) for _ in range(params.n)]
-        constrain = constrain or (lambda k: FREE)
+        constrained = constrain or (lambda k: FREE)
+        return self._queue(
+            lambda request: Job(request, texts, listener, text, reader),
+            lambda own: self.engine.add(prompt, params, salt, conversation, priority, constrained, own),
+        )
 
+    def embed(
+        self, prompt: Sequence[int], pooling: str, salt: bytes = b"", priority: int = 0, listener: Listener = SILENT
+    ) -> Job:
+        """Queue a prompt for its hidden states: `request.pool` of the job has their vector at the end."""
+        pool, params = Pool(pooling), SamplingParams(max_tokens=1)
+        return self._queue(
+            lambda request: Job(request, [], listener),
+            lambda own: self.engine.add(prompt, params, salt, priority=priority, announce=own, pool=pool),
+        )
+
+    def _queue(self, make: Callable[[Request], Job], add: Callable[[Callable[[Request], None]], object]) -> Job:
         added: list[Job] = []
 
         def own(request: Request) -> None:
-            added.append(Job(request, texts, listener, text, reader))
+            added.append(make(request))
             self._jobs[request.id] = added[0]
 
         try:
-            self.call(lambda: self.engine.add(prompt, params, salt, conversation, priority, constrain, own))
+            self.call(lambda: add(own))
             return added[0]
         except BaseException:  # Ctrl-C: the caller gets no job, so cancel it
             for job in added:

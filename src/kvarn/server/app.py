@@ -20,15 +20,19 @@ from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
 from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation
+from kvarn.server.diagnostics import compare
+from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault
 from kvarn.server.fingerprint import fingerprint_of
 from kvarn.server.ignored import Ignored
 from kvarn.server.metrics import Metrics
 from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
+from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
+from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
 from kvarn.server.protocols.base import Reply, Setting
 from kvarn.server.protocols.responses.store import Responses
 from kvarn.server.records import Records
@@ -37,6 +41,7 @@ from kvarn.server.request_id import HEADER, Identified
 from kvarn.server.request_log import RequestLog, entry_of
 from kvarn.server.routes import Bound, Endpoint, application
 from kvarn.server.structures import Structures
+from kvarn.server.talk import Talk
 from kvarn.server.worker import Submission, Worker
 
 READER_SECONDS = 60.0  # if a client does not read for this time, its request is cancelled
@@ -51,6 +56,7 @@ class Planned(NamedTuple):
     ignored: list[Ignored]
     rule: Rule | None
     notes: Mapping[str, Any] = {}
+    outline: Outline | None = None  # of a chat
 
 
 class Service:
@@ -85,7 +91,7 @@ class Service:
         self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document()
         self._strict_model = strict_model
-        self._fingerprint = fingerprint_of(llm)
+        self.fingerprint = fingerprint_of(llm)
         self._started = int(time.time())
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -141,14 +147,12 @@ class Service:
             entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
         generation = Generation(
             self.worker,
-            self.llm.tokenizer,
-            reply(self._setting(submissions), call),
+            reply(self._setting(call, caller, planned), call),
             call,
-            caller,
-            self._records,
             entry,
             planned.reader,
             planned.ignored,
+            Explaining(self._records, caller, self._prompts, call, planned.outline),
             planned.notes,
         )
         try:
@@ -161,28 +165,43 @@ class Service:
         """A request for text that is checked and tokenized, and not started."""
         return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
-    def _setting(self, submissions: Sequence[Submission]) -> Setting:
-        prompts = [submission.prompt for submission in submissions]
-        token_bytes = self.llm.tokenizer.token_bytes
-        return Setting(self.name, token_bytes, self._fingerprint, prompts, submissions[0].params)
+    def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
+        cache, compared, outline = self.llm.cache, call.compared, planned.outline
+        then = None if compared is None else self._records.outline(compared, caller.owner)
+        return Setting(
+            self.name,
+            self.llm.tokenizer.token_bytes,
+            self.fingerprint,
+            prompts=[submission.prompt for submission in planned.submissions],
+            params=planned.submissions[0].params if planned.submissions else SamplingParams(),
+            shared_block=cache.placements[0].block_size if cache.shares else 0,
+            comparison=None if compared is None or outline is None else compare(outline, then),
+            spell=self._prompts.spell,
+            context=cache.longest,
+            width=self.llm.config.hidden,
+        )
 
     def _threads(self, call: Call) -> Executor | None:
         """Those that may wait for templates; None: asyncio's."""
         return self._prompts.threads if call.chat else None
 
     def _planned(self, caller: Caller, call: Call) -> Planned:
-        self._check_model(call.model)
+        self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
         submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
         if call.talk is not None:
             chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
         rule = None if call.structure is None else Rule(call.structure)
-        echoed = self._prompts.echoed if call.echo else lambda prompt: ""
-        prompts = ((prompt, self._prompts.plain(prompt)) for prompt in call.prompts)
-        submissions = [submit(tokens, echo=echoed(prompt)) for prompt, tokens in prompts]
+        if call.suffix is not None:
+            gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
+            unfit = [each for _, told in gaps for each in told]
+            return Planned([submit(tokens) for tokens, _ in gaps], Reader, [*call.ignored, *unfit], rule)
+        echoed = self._prompts.echoed if call.echo else lambda prompt, tokens: ""
+        prompts = ((prompt, self._prompts.plain(prompt, call)) for prompt in call.prompts)
+        submissions = [submit(tokens, echo=echoed(prompt, tokens)) for prompt, tokens in prompts]
         return Planned(submissions, Reader, call.ignored, rule)
 
     def _submission(
@@ -206,30 +225,62 @@ class Service:
                 "max_tokens",
                 "context_length_exceeded",
             )
-        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **call.settings))
-        return Submission(prompt, params, salt, call.cache_priority, call.stream, echo, shown=shown)
+        settings = call.settings
+        if call.suffix is not None and (markers := self.llm.tokenizer.markers) is not None:
+            settings = settings | {"stop_token_ids": (*settings["stop_token_ids"], *markers.ends)}
+        if call.biased_texts:
+            settings = settings | {"logit_bias": self._prompts.biases(call) | settings["logit_bias"]}
+        params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **settings))
+        return Submission(
+            prompt,
+            params,
+            salt,
+            call.cache_priority,
+            call.stream,
+            echo,
+            shown=shown,
+            timed=call.timed,
+            echoed_logprobs=call.echo and settings["logprobs"] is not None,
+            pooling=None if call.pooling is None else call.pooling or self.llm.pooling,
+        )
 
     async def tokenize(self, request: Request) -> Response:
         self.caller(request)
-        _, tokens = await self._bodies.process(
+        body, tokens = await self._bodies.process(
             request,
             tokenize_call,
             self._tokens,
             lambda body: self._prompts.threads if "talk" in body else None,
         )
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.llm.cache.longest})
+        told = self._pieces(tokens) if body.get("with_pieces") else tokens
+        return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": self.llm.cache.longest})
 
     async def detokenize(self, request: Request) -> Response:
         self.caller(request)
         _, text = await self._bodies.process(request, detokenize_call, self._text)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text, "content": text})
+
+    async def rendered(
+        self, request: Request, parse: Callable[[bytes], tuple[Talk, bool]]
+    ) -> tuple[tuple[Talk, bool], str]:
+        """The text of a conversation's prompt, with or without the beginning of the answer."""
+        render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
+        return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
+
+    async def read(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+        """A body that asks for nothing to be computed."""
+        return (await self._bodies.process(request, parse, lambda body: None))[0]
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
-        self._check_model(body.get("model"))
+        self.check_model(body.get("model"))
         return self._prompts.tokenize(body)
 
+    def _pieces(self, tokens: Sequence[int]) -> list[dict[str, Any]]:
+        """llama.cpp's form of tokens with their texts: bytes, if they are no text alone."""
+        return [{"id": token, "piece": as_piece(self.llm.tokenizer.token_bytes(token))} for token in tokens]
+
     def _text(self, body: dict[str, Any]) -> str:
-        self._check_model(body.get("model"))
+        self.check_model(body.get("model"))
         return self._prompts.text([int(token) for token in body["tokens"]])
 
     # -- inspection ----------------------------------------------------------------------------------------------
@@ -239,6 +290,8 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self.caller(request)
+        if asks_for_anthropic(request):
+            return JSONResponse(model_page(self._model_info()))
         # Codex reads `models`: its own facts about models, of which there are none.
         return JSONResponse({"object": "list", "data": [self._model()], "models": []})
 
@@ -246,7 +299,7 @@ class Service:
         self.caller(request)
         if request.path_params["id"].removesuffix("/") != self.name:
             raise self._no_such_model()
-        return JSONResponse(self._model())
+        return JSONResponse(self._model_info() if asks_for_anthropic(request) else self._model())
 
     async def health(self, request: Request) -> Response:
         if not self.worker.alive:
@@ -287,7 +340,7 @@ class Service:
         entry_of(request.scope).key = caller.name
         return caller
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
         if self._strict_model and name is not None and name != self.name:
             raise self._no_such_model()
 
@@ -298,9 +351,20 @@ class Service:
         facts = {"created": self._started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
         return {"id": self.name, "object": "model", **facts}
 
+    def _model_info(self) -> dict[str, Any]:
+        return model_info(self.name, self._started, self.llm.cache.longest)
+
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""
         engine = self.worker.engine
         stats, waiting = engine.stats, len(engine.scheduler.waiting)
         each = stats.request_seconds / max(stats.finished, 1)
         return min(max(math.ceil(each * (waiting + 1) / self.llm.cache.plan.max_seqs), 1), 60)
+
+
+def as_piece(raw: bytes) -> str | list[int]:
+    """A token's bytes as text, or as numbers if they are not UTF-8 alone."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

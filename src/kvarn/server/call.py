@@ -6,29 +6,29 @@ case its submissions are cancelled, which frees their blocks before the next ste
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.chats.answer import Reader
-from kvarn.engine.explain import Explanation, to_json, without_texts
+from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
-from kvarn.server.access import Caller
+from kvarn.server.causes import differs
+from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault, refuse
 from kvarn.server.ignored import Ignored, headers, list_of
 from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Reply
-from kvarn.server.records import Records
 from kvarn.server.request_log import Entry, entry_of
-from kvarn.server.worker import Submission, Worker
-from kvarn.text.tokenizer import Tokenizer
+from kvarn.server.worker import Submission, Ticket, Worker
 
 log = logging.getLogger("kvarn")
+
+MOST_AT_ONCE = 128  # submissions of one call; more are embeddings, which need not fill the queue
 
 
 class Generation:
@@ -39,30 +39,27 @@ class Generation:
     def __init__(
         self,
         worker: Worker,
-        tokenizer: Tokenizer,
         reply: Reply,
         call: Call,
-        caller: Caller,
-        records: Records,
         entry: Entry,
         reader: Callable[[], Reader],
         ignored: list[Ignored],
+        explaining: Explaining,
         notes: Mapping[str, Any],
     ) -> None:
         self._worker = worker
-        self._tokenizer = tokenizer
         self.reply = reply
         self._call = call
-        self._caller = caller
-        self._records = records
+        self._explaining = explaining
         self._entry = entry
         self._answers: defaultdict[int, Reader] = defaultdict(reader)  # by choice
         self._held: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
         self._ignored = ignored
         self._notes = notes
         self._n_reasoning = 0
-        self._ended: dict[int, Explanation] = {}
+        self._ended: dict[int, Ended] = {}
         self._explained = False
+        self._recording: asyncio.Task[Any] | None = None
         self._holding = False
         self._n_tokens = 0
         self._n_prompt_tokens = 0
@@ -70,9 +67,11 @@ class Generation:
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
-        self._inbox = Inbox(len(submissions))
+        self._inbox = Inbox(min(len(submissions), MOST_AT_ONCE))
         self._n_prompt_tokens = sum(len(submission.prompt) for submission in submissions)
-        self._tickets = [self._worker.submit(submission, self._inbox, i) for i, submission in enumerate(submissions)]
+        self._tickets: list[Ticket] = []
+        self._waiting = deque(submissions)
+        self._submit()
         try:
             await self._inbox.accepted()
         except BaseException:
@@ -81,8 +80,14 @@ class Generation:
         self._entry.hold()
         self._holding = True
 
+    def _submit(self) -> None:
+        while self._waiting and len(self._tickets) - len(self._ended) < MOST_AT_ONCE:
+            submission = self._waiting.popleft()
+            self._tickets.append(self._worker.submit(submission, self._inbox, len(self._tickets)))
+
     def cancel(self) -> None:
         """Cancel all submissions. Their explanation is recorded when all of them have ended."""
+        self._waiting.clear()
         self._inbox.leave(self._on_end)
         for ticket in self._tickets:
             self._worker.cancel(ticket)
@@ -96,13 +101,19 @@ class Generation:
 
     def _note_end(self, which: int, update: Ended) -> None:
         if which not in self._ended:
-            self._ended[which] = update.explanation
+            self._ended[which] = update
             self._n_tokens += update.n_tokens
             self._entry.ended(update)
 
     def _record_if_ended(self) -> None:
-        if not self._explained and len(self._ended) == len(self._tickets):
-            self._record()
+        """Also if nobody waits for the answer any more."""
+        if self._recording is not None or self._explained or len(self._ended) < len(self._tickets):
+            return
+        found = self._explanations()
+        if any(map(differs, found)):
+            self._recording = asyncio.ensure_future(self._record())
+        else:
+            self._store(found)
 
     def _release(self) -> None:
         if self._holding:
@@ -113,9 +124,9 @@ class Generation:
     def headers(self) -> dict[str, str]:
         return {**self.reply.headers, **headers(self._ignored)}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         choices = {index: self._part(index, part) async for index, part in self._parts()}
-        return self.reply.whole([choices[index] for index in sorted(choices)], self._end())
+        return self.reply.whole([choices[index] for index in sorted(choices)], await self._end())
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Of a stream. An error ends it."""
@@ -124,7 +135,7 @@ class Generation:
         async for index, part in self._parts():
             for frame in self.reply.part(self._part(index, part)):
                 yield frame
-        for frame in self.reply.end(self._end()):
+        for frame in self.reply.end(await self._end()):
             yield frame
 
     def _part(self, index: int, part: AnswerPart) -> Part:
@@ -136,7 +147,18 @@ class Generation:
             finish = answer.finish_reason(finish)
         tokens = list(part.tokens[self._n_sampled[index] : part.n_tokens])
         self._n_sampled[index] = part.n_tokens
-        return Part(index, deltas, answer, tokens, part.n_tokens, self._entries(index, part), finish, part.stop)
+        return Part(
+            index,
+            deltas,
+            answer,
+            tokens,
+            part.n_tokens,
+            self._entries(index, part),
+            finish,
+            part.stop,
+            adoption=part.adoption,
+            timings=part.timings,
+        )
 
     async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
         """Updates with the index of their choice, until every submission has ended."""
@@ -145,6 +167,7 @@ class Generation:
             for which, update in updates:  # note all ends first: the client may disconnect at any piece
                 if isinstance(update, Ended):
                     self._note_end(which, update)
+            self._submit()
             for which, update in updates:
                 if isinstance(update, AnswerPart):
                     index = which * self._call.n + update.sample
@@ -171,45 +194,43 @@ class Generation:
         held.clear()
         return known
 
-    def _end(self) -> End:
-        told = self._told()
-        return End([self._ended[i] for i in sorted(self._ended)], self._n_tokens, self._n_reasoning, told)
-
-    def _told(self) -> dict[str, Any]:
-        """The object `kvarn` of the answer: the explanation, and what the client should know besides."""
-        told = {**self._record(), **self._notes}
+    async def _end(self) -> End:
+        told = {**await self._record(), **self._notes}
         if self._ignored:
             told["ignored"] = list_of(self._ignored)
         if errors := [each.error for _, each in sorted(self._answers.items()) if each.error]:
             told["tool_parse_error"] = "; ".join(errors)
-        return told
+        ended = [self._ended[i] for i in sorted(self._ended)]
+        return End(
+            [each.explanation for each in ended],
+            self._n_tokens,
+            self._n_reasoning,
+            told,
+            [each.vector for each in ended if each.vector is not None],
+            [each.prompt_logprobs for each in ended if each.prompt_logprobs is not None],
+        )
 
-    def _record(self) -> dict[str, Any]:
-        """Store the explanation for the caller's key, and return it. What is stored may have less text."""
+    async def _record(self) -> dict[str, Any]:
+        prompts = [(each, self._tickets[i].submission.prompt) for i, each in enumerate(self._explanations())]
+        return self._store(await self._explaining.causes(prompts))
+
+    def _explanations(self) -> list[Explanation]:
+        """Those that are told: many embeddings would fill the answer and the records."""
+        return [self._ended[i].explanation for i in sorted(self._ended)[:MOST_AT_ONCE]]
+
+    def _store(self, found: Sequence[Explanation]) -> dict[str, Any]:
+        """Store the explanation for the caller's key, and return it."""
         self._explained = True
-        each = [to_json(self._quotable(self._ended[i]), self._spell) for i in sorted(self._ended)]
         head = {
             "id": self.reply.id,
             "request_id": self._entry.id,
             "created": self.reply.created,
             "model": self.reply.model,
         }
-        kept = each if self._caller.keeps_text else [without_texts(prompt) for prompt in each]
-        told, stored = ({**head, **(ps[0] if len(ps) == 1 else {"prompts": ps})} for ps in (each, kept))
-        if self._call.kept and not self._caller.keeps_text:
-            stored["id"] = f"{self.reply.id[:12]}..."  # who knows all of it may read the answer
-        self._records.add(self.reply.id, self._caller.owner, stored, self._entry.id)
+        answer = self._answers.get(0) if self._call.n == 1 else None
+        told = self._explaining.store(head, found, answer, self._n_tokens)
         self._release()
         return told
-
-    def _quotable(self, explanation: Explanation) -> Explanation:
-        """Without the tokens of the earlier text, if the caller may not see them."""
-        if self._caller.quotes or explanation.limit is None:
-            return explanation
-        return replace(explanation, limit=explanation.limit._replace(theirs=None, onward=()))
-
-    def _spell(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, special=True)
 
 
 class Answer(Response):

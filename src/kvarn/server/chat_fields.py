@@ -12,14 +12,15 @@ OBJECT: Schema = {"type": "object"}
 # Of messages that clients send back as they got them. What they hold is not in the prompt.
 UNUSED_IN_MESSAGE = (
     *("refusal", "audio", "annotations", "parsed", "reasoning_details", "thinking_blocks"),
-    *("cache_control", "prompt_cache_breakpoint", "provider_specific_fields", "images"),
+    *("provider_specific_fields", "images"),
 )
-USED_IN_TOOL = ("type", "function")
-UNUSED_IN_TOOL = ("cache_control", "strict")
+HINTS = ("cache_control", "prompt_cache_breakpoint")  # to the cache, in messages, parts and tools (cache_hints.py)
+USED_IN_TOOL = ("type", "function", *HINTS)
+UNUSED_IN_TOOL = ("strict",)
 USED_IN_CALL = ("id", "type", "function")
 UNUSED_IN_CALL = ("index",)
-USED_IN_PART = ("type", "text")
-UNUSED_IN_PART = ("cache_control", "prompt_cache_breakpoint", "citations", "annotations")
+USED_IN_PART = ("type", "text", *HINTS)
+UNUSED_IN_PART = ("citations", "annotations")
 
 PART: Schema = {
     "type": "object",
@@ -55,6 +56,7 @@ MESSAGE: Schema = {
         "reasoning_content": TEXT_OR_NULL,
         "reasoning": TEXT_OR_NULL,
         "function_call": {"type": "null"},
+        **{key: {"description": "accepted; raises cache_priority"} for key in HINTS},
         **{key: {"description": "accepted; has no effect"} for key in UNUSED_IN_MESSAGE},
     },
     "required": ["role"],

@@ -16,7 +16,7 @@ from kvarn.server.chat_fields import (
     USED_IN_PART,
     USED_IN_TOOL,
 )
-from kvarn.server.request_fields import NO_OPS, Fields
+from kvarn.server.request_fields import NO_OPS, OPTIONS, Fields
 from kvarn.server.schema import same, show
 
 HEADER = "x-kvarn-ignored"
@@ -47,9 +47,14 @@ def of_fields(body: dict[str, Any], fields: Fields = Fields({})) -> list[Ignored
     return [Ignored(name, name) for name, value in given if not is_no_op(name, value, fields.no_ops)]
 
 
+def of_cache_options(body: dict[str, Any]) -> list[Ignored]:
+    name = "prompt_cache_options"
+    return others(name, body.get(name, {}), OPTIONS, ("mode",), name)
+
+
 def of_body(body: dict[str, Any]) -> list[Ignored]:
     """Of the body of a chat or a completion that has the right form."""
-    found = of_fields(body)
+    found = [*of_fields(body), *of_cache_options(body)]
     for i, message in enumerate(body.get("messages", ())):
         found += _of_message(message, f"messages[{i}]")
     for i, tool in enumerate(body.get("tools", ())):
@@ -72,7 +77,7 @@ def _of_message(message: dict[str, Any], where: str) -> Iterable[Ignored]:
 
 
 def others(field: str, given: dict[str, Any], used: Iterable[str], known: Iterable[str], where: str) -> list[Ignored]:
-    """The keys of an object that are not used. `known`: those that the metric names."""
+    """Of an object: what has no effect in it. `known`: those keys that the metric may name."""
     keys = [key for key in given if key not in used and given[key] is not None]
     return [named(field, key, known, f"{where}.{shown(key)}") for key in keys]
 

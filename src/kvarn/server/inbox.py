@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvarn.arrays import Floats
+from kvarn.cache.adoption import Adoption
 from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.timings import Timings
 
 
 class AnswerPart(NamedTuple):
@@ -19,6 +22,8 @@ class AnswerPart(NamedTuple):
     ends: Sequence[int] = ()  # how long the text was after each token of the sample; the first n_tokens are of it
     tokens: Sequence[int] = ()  # of the sample; the first n_tokens are of it
     stop: str | None = None  # the stop text that ended it
+    adoption: Adoption | None = None  # what the prompt reused
+    timings: Timings | None = None  # so far, if the call asks for them
 
 
 class Ended(NamedTuple):
@@ -27,6 +32,8 @@ class Ended(NamedTuple):
     error: BaseException | None
     finish_reasons: tuple[str, ...]  # of the samples
     first_token_at: float | None  # in seconds of time.perf_counter
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # if the call asks for them
+    vector: Floats | None = None  # if the call asks for an embedding
 
 
 Update = AnswerPart | Ended | Exception | None  # None: queued; an exception: refused

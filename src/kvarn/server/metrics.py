@@ -16,7 +16,7 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.request import Request
 from kvarn.server.engine_metrics import LABELS, EngineCollector, values
 from kvarn.server.ignored import Ignored
-from kvarn.server.request_fields import IGNORED
+from kvarn.server.protocols import PROTOCOLS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Newer versions write : in the names of samples as _ unless they are told not to. Older versions have no such setting.
@@ -58,6 +58,12 @@ def histograms(context: int) -> dict[str, tuple[str, tuple[float, ...]]]:
     }
 
 
+def ignored_fields() -> list[str]:
+    """Of all protocols: the fields that are accepted without effect."""
+    fields = (address.fields for protocol in PROTOCOLS for address in protocol.addresses)
+    return sorted({name for each in fields if each is not None for name in each.ignored})
+
+
 class Metrics:
     """`prefix`: of the metrics that vLLM has, too."""
 
@@ -84,7 +90,7 @@ class Metrics:
             [*LABELS, "field"],
             registry=self._registry,
         )
-        for name in IGNORED:
+        for name in ignored_fields():
             self._ignored.labels(*self._labels, name)
         self._registry.register(EngineCollector(engine, model, prefix))
         ProcessCollector(registry=self._registry)

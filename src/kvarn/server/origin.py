@@ -130,7 +130,9 @@ def _readable_by(origin: str, send: Send) -> Send:
             message = {**message, "headers": list(message.get("headers", ()))}
             headers = MutableHeaders(raw=message["headers"])
             headers["Access-Control-Allow-Origin"] = origin
-            headers["Access-Control-Expose-Headers"] = "Retry-After, WWW-Authenticate, X-Kvarn-Ignored, X-Request-Id"
+            headers["Access-Control-Expose-Headers"] = (
+                "Retry-After, WWW-Authenticate, X-Kvarn-Ignored, X-Request-Id, Request-Id"
+            )
             headers.add_vary_header("Origin")
         await send(message)
 

@@ -5,11 +5,12 @@ reports it (ignored.py). Non-goals: tokenization, and anything else that needs t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from kvarn.errors import BadStructure
+from kvarn.server.cache_hints import priority_of
 from kvarn.server.ignored import Ignored, is_no_op, of_body, of_constraint
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import DETOKENIZE, TOKENIZE, Fields
@@ -23,7 +24,7 @@ from kvarn.structured import (
     from_response_format,
     from_structured_outputs,
 )
-from kvarn.text.tokenizer import Prompt
+from kvarn.text.infill import Extra
 
 # Items take more memory than their text. Their separators are counted, also those in strings: a text with so many
 # would not fit into any context.
@@ -39,6 +40,8 @@ STRUCTURES = {
     "grammar": from_gbnf,
 }
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+OF_CONTENT = ("add_special", "parse_special", "with_pieces")  # llama.cpp's fields of /tokenize
+Mixed = str | Sequence[int | str]  # a prompt: a text, token ids, or both in turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Call:
     """A valid request for text."""
 
     talk: Talk | None  # of a chat
-    prompts: list[Prompt]  # of a completion
+    prompts: list[Mixed]  # of a completion
     structure: Structure | None  # what the answer must look like
     structure_field: str  # the field that has it
     ignored: list[Ignored]  # what was accepted without effect
@@ -62,8 +65,16 @@ class Call:
     cache_salt: str | None
     cache_priority: int
     given: dict[str, Any] = field(default_factory=dict)  # fields that the reply gives back
+    special: bool = False  # control tokens in the text of a prompt are recognized
+    suffix: str | None = None  # the answer belongs between the prompt and this text
+    extra: Sequence[Extra] = ()  # other files, if there is a suffix
+    biased_texts: Mapping[str, float] = field(default_factory=dict)  # a bias for every token of these texts
+    timed: bool = False  # timings in every chunk
+    token_ids: bool = False  # the answer has the ids of its tokens and of the prompt's
+    pooling: str | None = None  # an embedding is asked for; empty: pooled as the model says
     kept: bool = False  # the answer can be read again by its id
     text_logprobs: bool = False  # log-probabilities only of what comes after the reasoning
+    compared: str | None = None  # the id of an earlier response to compare with
 
     @property
     def chat(self) -> bool:
@@ -78,7 +89,11 @@ class Call:
 def tokenize_call(raw: bytes) -> dict[str, Any]:
     body = checked(raw, Fields(TOKENIZE))
     if sum(name in body for name in ("prompt", "content", "messages")) != 1:
-        raise Refusal(400, "give prompt (a text) or messages", "prompt")
+        raise Refusal(400, "give prompt or content (a text) or messages", "prompt")
+    if "content" not in body and (wrong := [name for name in OF_CONTENT if name in body]):
+        raise Refusal(400, f"{wrong[0]} belongs to content, not to prompt or messages", wrong[0])
+    if "content" in body and "add_special_tokens" in body:
+        raise Refusal(400, "add_special_tokens belongs to prompt: give add_special", "add_special_tokens")
     if "messages" in body:
         body["talk"] = talk_of(body)
     return body
@@ -143,12 +158,32 @@ def _structure(body: dict[str, Any]) -> tuple[Structure | None, str]:
     return found[0] if found else (None, "")
 
 
+def mixed_prompts(value: Any, name: str) -> list[Mixed]:
+    """The prompts of a field of the schema MIXED: a list of texts is several prompts, and so is one that has lists or
+    objects. A list of token ids, or of ids and texts in turns, is one."""
+    if not isinstance(value, list):
+        return [_mixed(value)]
+    kinds = {type(item) for item in value}
+    if kinds == {str} or kinds & {list, dict}:
+        return [_mixed([item] if isinstance(item, int | float) else item) for item in value]
+    if not value:
+        raise Refusal(400, f"{name} is empty: give a text or token ids", name)
+    return [_mixed(value)]
+
+
+def _mixed(value: Any) -> Mixed:
+    if isinstance(value, dict):
+        text: str = value["prompt_string"]
+        return text
+    return value if isinstance(value, str) else [item if isinstance(item, str) else int(item) for item in value]
+
+
 def call_of(
     body: dict[str, Any],
     logprobs: int | None,
     limit: int | None,
     talk: Talk | None = None,
-    prompts: list[Prompt] | None = None,
+    prompts: Sequence[Mixed] | None = None,
     default_tokens: int | None = None,
     ignored: list[Ignored] | None = None,
 ) -> Call:
@@ -166,7 +201,7 @@ def call_of(
         ignored = ignored + of_constraint(settings["stop"], "")
     return Call(
         talk=talk,
-        prompts=prompts or [],
+        prompts=list(prompts or []),
         structure=structure,
         structure_field=structure_field,
         ignored=ignored,
@@ -180,7 +215,8 @@ def call_of(
         continuous_usage=bool(options.get("continuous_usage_stats")),
         request_id=body.get("request_id"),
         cache_salt=body.get("cache_salt"),
-        cache_priority=int(body.get("cache_priority", 0)),
+        cache_priority=priority_of(body),
+        compared=(body.get("prompt_cache_options") or {}).get("comparison_response_id"),
     )
 
 
@@ -188,6 +224,11 @@ def _settings(body: dict[str, Any], logprobs: int | None) -> dict[str, Any]:
     """What is not given is left out, so that the model's own defaults hold."""
     stop = body.get("stop", ())
     settings: dict[str, Any] = {name: float(body[name]) for name in NUMBERS if name in body}
+    of_prompt = logprobs if body.get("echo") else None
+    if "prompt_logprobs" in body:
+        if of_prompt is not None:
+            raise Refusal(400, "echo with logprobs reports the prompt: leave prompt_logprobs out", "prompt_logprobs")
+        of_prompt = int(body["prompt_logprobs"])
     if "top_k" in body:
         settings["top_k"] = max(int(body["top_k"]), 0)
     return settings | {
@@ -198,7 +239,7 @@ def _settings(body: dict[str, Any], logprobs: int | None) -> dict[str, Any]:
         "ignore_eos": bool(body.get("ignore_eos", False)),
         "logit_bias": _bias(body.get("logit_bias", {})),
         "logprobs": logprobs,
-        "prompt_logprobs": logprobs if body.get("echo") else None,
+        "prompt_logprobs": of_prompt,
     }
 
 

@@ -1,5 +1,7 @@
 """The explanations of the last requests, by API key. The number is limited; the oldest are dropped first.
 
+Of a chat its outline is kept, too: hashes, to compare a later chat with it.
+
 A record is found by the id of the answer, and by the id of the request (x-request-id). A client may use a
 request id again; then the newest record is found.
 
@@ -10,11 +12,14 @@ import json
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
+from kvarn.server.outlines import Outline
+
 
 class _Record(NamedTuple):
     owner: bytes
     request_id: str
     explanation: str
+    outline: Outline | None
 
 
 class Records:
@@ -23,8 +28,15 @@ class Records:
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._by_request: dict[tuple[bytes, str], str] = {}  # no key can hide another key's record
 
-    def add(self, id: str, owner: bytes, explanation: dict[str, Any], request_id: str = "") -> None:
-        self._records[id] = _Record(owner, request_id, json.dumps(explanation, allow_nan=False))
+    def add(
+        self,
+        id: str,
+        owner: bytes,
+        explanation: dict[str, Any],
+        request_id: str = "",
+        outline: Outline | None = None,
+    ) -> None:
+        self._records[id] = _Record(owner, request_id, json.dumps(explanation, allow_nan=False), outline)
         self._by_request[owner, request_id] = id
         if len(self._records) > self._most:
             oldest, record = self._records.popitem(last=False)
@@ -33,11 +45,26 @@ class Records:
 
     def get(self, id: str, owner: bytes) -> dict[str, Any] | None:
         """`id`: of the answer, or of the request. None if there is none, or it belongs to another key."""
-        record = self._records.get(id) or self._records.get(self._by_request.get((owner, id), ""))
-        if record is None or record.owner != owner:
+        record = self._find(id, owner)
+        if record is None:
             return None
         explanation: dict[str, Any] = json.loads(record.explanation)
         return explanation
+
+    def outline(self, id: str, owner: bytes) -> Outline | None:
+        record = self._find(id, owner)
+        return None if record is None else record.outline
+
+    def nearest(self, outline: Outline, owner: bytes) -> tuple[int, Outline | None]:
+        """The chat of this key that has the most first turns in common with this one, and how many. The newest of
+        several."""
+        own = (each.outline for each in reversed(self._records.values()) if each.owner == owner)
+        found = ((outline.same_turns(each), each) for each in own if each is not None)
+        return max(found, key=lambda pair: pair[0], default=(0, None))
+
+    def _find(self, id: str, owner: bytes) -> _Record | None:
+        record = self._records.get(id) or self._records.get(self._by_request.get((owner, id), ""))
+        return None if record is None or record.owner != owner else record
 
     def recent(self, owner: bytes, n: int = 20) -> list[dict[str, Any]]:
         """The newest first."""

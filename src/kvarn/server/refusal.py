@@ -18,6 +18,7 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         logged: str | None = None,
+        facts: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.logged = message if logged is None else logged
@@ -25,6 +26,7 @@ class Refusal(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.facts = facts or {}  # numbers that some protocols report
 
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

@@ -69,11 +69,38 @@ SHARED: dict[str, Schema] = {
         "maximum": 3,
         "description": "how often eviction skips the blocks that this request leaves in the cache",
     },
+    "prompt_cache_retention": {
+        "type": "string",
+        "maxLength": 32,
+        "description": "in_memory or 24h: raises cache_priority, if that is not given",
+    },
+    "prompt_cache_options": {
+        "type": "object",
+        "properties": {
+            "ttl": {"anyOf": [{"type": "string", "maxLength": 32}, {"type": "null"}]},
+            "comparison_response_id": {"anyOf": [{"type": "string", "maxLength": 256}, {"type": "null"}]},
+        },
+        "maxProperties": 16,
+        "description": "ttl raises cache_priority; comparison_response_id: say what changed since that answer. Other "
+        "fields are accepted, have no effect and are reported",
+    },
+}
+OPTIONS = ("ttl", "comparison_response_id")  # those of prompt_cache_options that have an effect
+
+EXTENSIONS: dict[str, Schema] = {  # of chats and completions
+    "prompt_logprobs": {"type": "integer", "minimum": 0, "maximum": 20, "description": "vLLM's; not in a stream"},
+    "return_token_ids": {"type": "boolean", "description": "vLLM's: ids of the prompt and of the answer"},
+    "timings_per_token": {"type": "boolean", "description": "llama.cpp's: timings in every chunk"},
+    "verbose": {
+        "type": "boolean",
+        "description": "llama.cpp's: the answer has the text of the prompt; not in a stream",
+    },
 }
 
 CHAT: dict[str, Schema] = {
     "messages": {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 4096},
     **SHARED,
+    **EXTENSIONS,
     **STRUCTURES,
     **MARKUP,
     "max_completion_tokens": SHARED["max_tokens"],
@@ -89,14 +116,39 @@ COMPLETION: dict[str, Schema] = {
         ]
     },
     **SHARED,
+    **EXTENSIONS,
     **STRUCTURES,
+    "suffix": {"type": "string", "description": "the answer belongs between prompt and suffix; some models can"},
     "echo": {"type": "boolean", "description": "the answer begins with the prompt; logprobs are of both"},
     "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
 }
 
+PIECES: Schema = {"type": "array", "items": {"anyOf": [{"type": "string"}, TOKEN]}, "minItems": 1, "maxItems": 2**17}
+PROMPT_OBJECT: Schema = {
+    "type": "object",
+    "properties": {"prompt_string": {"type": "string"}},
+    "required": ["prompt_string"],
+    "additionalProperties": False,
+}
+MIXED: Schema = {  # prompts as llama.cpp takes them
+    "anyOf": [
+        {"type": "string"},
+        PROMPT_OBJECT,
+        {
+            "type": "array",
+            "items": {"anyOf": [{"type": "string"}, TOKEN, PIECES, PROMPT_OBJECT]},
+            "minItems": 1,
+            "maxItems": 2**17,
+        },
+    ]
+}
+
 TOKENIZE: dict[str, Schema] = {
     "prompt": {"type": "string"},
-    "content": {"type": "string", "description": "another name of prompt"},
+    "content": {"type": "string", "description": "llama.cpp's name of prompt"},
+    "add_special": {"type": "boolean", "description": "of content: a BOS token, if the model has one (default: false)"},
+    "parse_special": {"type": "boolean", "description": "of content: recognize control tokens (default: true)"},
+    "with_pieces": {"type": "boolean", "description": "of content: each token with its text"},
     "messages": CHAT["messages"],
     "tools": CHAT["tools"],
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
@@ -112,7 +164,6 @@ DETOKENIZE: dict[str, Schema] = {
 NO_OPS: dict[str, list[Any]] = {
     "best_of": [1],
     "echo": [False],
-    "suffix": [""],
     "tools": [[]],
     "tool_choice": ["none", "auto"],
     "parallel_tool_calls": [True, False],
@@ -136,7 +187,6 @@ NO_OPS: dict[str, list[Any]] = {
     "min_tokens": [0],
     "mm_processor_kwargs": [{}],
     "priority": [0],
-    "return_token_ids": [False],
     "return_token_strs": [False],
     "return_tokens_as_token_ids": [False],
     "skip_special_tokens": [True],
@@ -157,7 +207,6 @@ NO_OPS: dict[str, list[Any]] = {
     "repeat_penalty": [1],
     "return_progress": [False],
     "t_max_predict_ms": [0],
-    "timings_per_token": [False],
     "top_n_sigma": [-1],
     "typical_p": [1],
     "xtc_probability": [0],
@@ -166,7 +215,8 @@ HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key"
 # Accepted without effect, and reported: they ask for a service, a speed or a style that this server does not have.
 IGNORED = (
     *("service_tier", "verbosity", "prediction", "web_search_options"),
-    *("prompt_cache_retention", "prompt_cache_options"),
+    # llama.cpp's: a slot, an order or a limit of time that kvarn does not have, or what changes no answer here
+    *("id_slot", "cache_prompt", "n_keep", "samplers", "min_keep", "t_max_predict_ms", "return_progress"),
 )
 
 

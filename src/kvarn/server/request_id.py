@@ -17,6 +17,7 @@ from kvarn.server.request_log import ENTRY, RequestLog
 log = logging.getLogger("kvarn")
 
 HEADER = "x-request-id"
+ALSO = ("request-id",)  # as Anthropic's clients expect it
 LONGEST = 128
 
 
@@ -46,8 +47,8 @@ class Identified:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun, entry.status = True, message["status"]
-                head = (HEADER.encode(), entry.id.encode("ascii"))
-                message = {**message, "headers": [*message.get("headers", ()), head]}
+                heads = [(name.encode(), entry.id.encode("ascii")) for name in (HEADER, *ALSO)]
+                message = {**message, "headers": [*message.get("headers", ()), *heads]}
             await send(message)
 
         try:

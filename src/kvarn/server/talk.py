@@ -38,6 +38,7 @@ class Talk:
     reasoning: bool = True  # the answer has the reasoning
     before: Before | None = None
     effort_field: str = "reasoning_effort"  # the field that has the effort
+    thinks: bool | None = None  # whether the model should reason; None: as it does by default
 
 
 def talk_of(body: dict[str, Any]) -> Talk:

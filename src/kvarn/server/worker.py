@@ -24,6 +24,7 @@ from kvarn.llm import LLM
 from kvarn.server.inbox import AnswerPart, Ended, Inbox, Update
 from kvarn.server.metrics import Metrics
 from kvarn.server.refusal import Refusal
+from kvarn.server.timings import timings_so_far
 
 log = logging.getLogger("kvarn")
 
@@ -43,6 +44,9 @@ class Submission(NamedTuple):
     echo: str = ""  # the answer begins with this text
     constrain: Constrain | None = None  # makes the constraint of a sample
     shown: frozenset[int] = frozenset()  # control tokens that are part of the text
+    timed: bool = False  # every part has timings
+    echoed_logprobs: bool = False  # those of the prompt come first in the answer
+    pooling: str | None = None  # wants a vector, not an answer
 
 
 class Ticket(Listener):
@@ -66,26 +70,39 @@ class Ticket(Listener):
             text, ends = stream.take(), stream.ends  # these and the tokens grow: n_output of them are of this part
             logprobs = job.logprobs.get(sample.index, [])[-1:]
             if sample.n_output == 1:
-                text, logprobs = self.submission.echo + text, _of_prompt(job) + logprobs
+                text, logprobs = self.submission.echo + text, self._of_prompt(job) + logprobs
             if text or logprobs or sample.finish_reason:
                 part = AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends, tokens)
-                self.put(part._replace(stop=stream.stopped_by))
+                timings = timings_so_far(sample) if self.submission.timed else None
+                self.put(part._replace(stop=stream.stopped_by, adoption=job.request.adoption, timings=timings))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
         self._worker.metrics.finished(job.request)
-        if not self.submission.stream:
+        request = job.request
+        if not self.submission.stream and request.pool is None:
             for index, completion in enumerate(job.output().completions):
                 if completion.finish_reason != "cancelled":
                     text, n = self.submission.echo + completion.text, len(completion.tokens)
-                    logprobs = _of_prompt(job) + completion.logprobs
+                    logprobs = self._of_prompt(job) + completion.logprobs
                     stream, reason = job.texts[index], completion.finish_reason
                     part = AnswerPart(index, text, logprobs, reason, n, stream.ends, completion.tokens)
-                    self.put(part._replace(stop=stream.stopped_by))
-        request = job.request
+                    self.put(part._replace(stop=stream.stopped_by, adoption=job.request.adoption))
         n_tokens = sum(sample.n_output for sample in request.samples)
         reasons = tuple(sample.finish_reason or "cancelled" for sample in request.samples)
-        self.put(Ended(n_tokens, explain(request), request.error, reasons, request.timing.first_token_at))
+        end = Ended(n_tokens, explain(request), request.error, reasons, request.timing.first_token_at)
+        if request.pool is not None and request.error is None and reasons == ("stop",):
+            end = end._replace(vector=request.pool.vector())
+        if request.params.prompt_logprobs is not None and not self.submission.echoed_logprobs:
+            end = end._replace(prompt_logprobs=job.output().prompt_logprobs)
+        self.put(end)
+
+    def _of_prompt(self, job: Job) -> list[TokenLogprob]:
+        """The log-probabilities of an echoed prompt. The first token has none."""
+        if not self.submission.echoed_logprobs:  # most requests: `output` would copy the prompt
+            return []
+        found = job.output().prompt_logprobs or []
+        return [each or TokenLogprob(job.request.prompt[0], math.nan, ()) for each in found]
 
     def put(self, update: Update) -> None:
         self._worker.post(self, update)
@@ -93,14 +110,6 @@ class Ticket(Listener):
     def deliver(self, update: Update) -> None:
         """Called on the event loop."""
         self._inbox.put(self._which, update)
-
-
-def _of_prompt(job: Job) -> list[TokenLogprob]:
-    """The log-probabilities of the prompt, if they were asked for. The first token has none."""
-    if job.request.params.prompt_logprobs is None:  # most requests: `output` would copy the prompt
-        return []
-    found = job.output().prompt_logprobs or []
-    return [each or TokenLogprob(job.request.prompt[0], math.nan, ()) for each in found]
 
 
 class Worker:
@@ -194,19 +203,25 @@ class Worker:
         try:
             if self.fault is not None:
                 raise dead()
-            ticket.job = self._runner.add(
-                submission.prompt,
-                submission.params,
-                submission.salt,
-                priority=submission.priority,
-                listener=ticket,
-                constrain=submission.constrain,
-                shown=submission.shown,
-            )
+            ticket.job = self._job(submission, ticket)
         except Exception as error:  # noqa: BLE001 (it fails this request only)
             self._open.discard(ticket)
             return ticket.put(error)
         return ticket.put(None)
+
+    def _job(self, submission: Submission, ticket: Ticket) -> Job:
+        prompt, salt, priority = submission.prompt, submission.salt, submission.priority
+        if submission.pooling is not None:
+            return self._runner.embed(prompt, submission.pooling, salt, priority, ticket)
+        return self._runner.add(
+            prompt,
+            submission.params,
+            salt,
+            priority=priority,
+            listener=ticket,
+            constrain=submission.constrain,
+            shown=submission.shown,
+        )
 
     def _cancel(self, ticket: Ticket) -> None:
         if ticket.job is not None and self.fault is None:

@@ -17,6 +17,7 @@ from kvarn.errors import BadModel
 from kvarn.settings import Settings
 from kvarn.text import alphabet
 from kvarn.text.encoders import Encoder, TokenizerJson, library_call
+from kvarn.text.infill import find_markers
 from kvarn.text.vocabulary import SpacePrefix, Vocabulary, end_ids
 
 T = TypeVar("T")
@@ -163,5 +164,6 @@ def read(path: Path) -> tuple[Vocabulary, Encoder]:
         add_bos=bos is not None and config.flag("add_bos_token", empty[:1] == [bos]),
         space_prefix=_space_prefix(definition),
         chat_template=_template(path, config),
+        markers=find_markers(tokens, sorted(added), {}),
     )
     return vocabulary, TokenizerJson(library)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvarn.errors import BadModel
 from kvarn.settings import Settings
-from kvarn.text import alphabet
+from kvarn.text import alphabet, infill
 from kvarn.text.encoders import ByteLevel, Encoder, Markers, SentencePiece
 from kvarn.text.pretokenizers import IGNORE_MERGES
 from kvarn.text.vocabulary import Vocabulary, end_ids
@@ -29,6 +29,14 @@ _NAMES = """
 <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
 """
 _CONTROL_BY_NAME = frozenset(_NAMES.split())
+_FIM = {  # keys of the markers for filling in the middle, the older ones last
+    "prefix": ("fim_pre", "prefix"),
+    "suffix": ("fim_suf", "suffix"),
+    "middle": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "repository": ("fim_rep",),
+    "file": ("fim_sep",),
+}
 
 
 class _Keys(Settings):
@@ -74,6 +82,13 @@ def _markers(tokens: Sequence[str], kinds: NDArray[Any], model_name: str) -> Mar
     return Markers(texts, ids, always, strips)
 
 
+def _infill_markers(keys: _Keys, kinds: NDArray[Any]) -> infill.GapMarkers | None:
+    named = {
+        part: next((id for key in names if (id := keys.id(key)) is not None), None) for part, names in _FIM.items()
+    }
+    return infill.find_markers(keys.tokens, sorted(_ids(kinds, CONTROL, UNKNOWN, USER_DEFINED)), named)
+
+
 def read(metadata: Mapping[str, Any]) -> tuple[Vocabulary, Encoder]:
     keys = _Keys(metadata)
     model = keys.text("model", "")
@@ -106,5 +121,6 @@ def read(metadata: Mapping[str, Any]) -> tuple[Vocabulary, Encoder]:
         add_bos=bos is not None and keys.flag("add_bos_token", is_spm or pre in IGNORE_MERGES),
         space_prefix="always" if space_prefix else "never",
         chat_template=Settings("the tokenizer", metadata, "tokenizer.").optional_text("chat_template"),
+        markers=_infill_markers(keys, kinds),
     )
     return vocabulary, encoder

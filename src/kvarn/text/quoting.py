@@ -60,11 +60,11 @@ class Quoting:
     def quote(self, values: Any) -> Quoted:
         """`values` is made of dictionaries, lists, texts, numbers and None."""
         try:
-            texts = list(_texts(values))
+            texts = list(texts_of(values))
             used = [end for end in self._ends if any(end in text for text in texts)]
             if not used:
                 return Quoted(values, NO_STAND_INS)
-            stand_ins = dict(zip(_unused((*texts, *self._template)), used, strict=False))
+            stand_ins = dict(zip(unused((*texts, *self._template)), used, strict=False))
             if len(stand_ins) < len(used):
                 raise KvarnError("the messages use all private characters of Unicode: remove one of them")
             quoted = _mapped(values, lambda text: self._quoted(text, stand_ins))
@@ -91,7 +91,7 @@ class Quoting:
 def n_characters(values: Any) -> int:
     """Of all texts in what `quote` takes."""
     try:
-        return sum(map(len, _texts(values)))
+        return sum(map(len, texts_of(values)))
     except RecursionError:
         raise KvarnError("the messages are nested too deeply: give fewer levels of lists and objects") from None
 
@@ -106,7 +106,8 @@ def _escape(character: str) -> str:
     return json.dumps(character)[1:-1]
 
 
-def _unused(texts: Sequence[str]) -> Iterator[str]:
+def unused(texts: Sequence[str]) -> Iterator[str]:
+    """Characters that nobody uses and that are not in these texts."""
     for character in map(chr, chain.from_iterable(range(*each) for each in _CANDIDATES)):
         if not any(character in text or _escape(character) in text for text in texts):
             yield character
@@ -133,17 +134,17 @@ def _overlaps(tokens: set[str]) -> Callable[[str], bool]:
     return overlaps
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
     """All texts, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _texts(key)
-            yield from _texts(each)
+            yield from texts_of(key)
+            yield from texts_of(each)
     elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         for each in value:
-            yield from _texts(each)
+            yield from texts_of(each)
     elif value is not None and not isinstance(value, bool | int | float):
         raise KvarnError(
             f"the messages hold an object of type {type(value).__name__}: "

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvarn.text import from_folder, from_gguf
 from kvarn.text.encoders import Encoder
+from kvarn.text.infill import Extra, GapMarkers
 from kvarn.text.quoting import NO_STAND_INS, StandIns
 from kvarn.text.token_bytes import TokenBytes
 from kvarn.text.vocabulary import Vocabulary
@@ -45,6 +46,13 @@ class Tokenizer:
         if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def encode_gap(self, before: str, after: str, extra: Sequence[Extra] = ()) -> list[int] | None:
+        """A prompt whose answer belongs between the two texts. None if the model has no markers for that."""
+        if self.markers is None:
+            return None
+        ids = self.markers.prompt(lambda text: self._encoder.encode(text, False, NO_STAND_INS), before, after, extra)
+        return [self.bos_id, *ids] if self.add_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Bytes that are not UTF-8 become U+FFFD. Control tokens appear only if `special`."""
@@ -83,6 +91,10 @@ class Tokenizer:
     def plain_texts(self) -> Sequence[str]:
         """The texts of tokens that `encode` recognizes as a whole in any text."""
         return self._encoder.plain
+
+    @property
+    def markers(self) -> GapMarkers | None:
+        return self._vocabulary.markers
 
     @property
     def bos_id(self) -> int | None:

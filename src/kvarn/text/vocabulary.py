@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.errors import BadModel, KvarnError
+from kvarn.text.infill import GapMarkers
 
 # These control tokens also end a turn, even if the model's end-of-sequence token is another one.
 END_OF_TURN = (
@@ -41,6 +42,7 @@ class Vocabulary:
     add_bos: bool = False
     space_prefix: SpacePrefix = "never"
     chat_template: str | None = None
+    markers: GapMarkers | None = None  # for filling in the middle
 
     def __post_init__(self) -> None:
         for id in (*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))):

@@ -20,7 +20,7 @@ from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant, OutOfBlocks
 
-WORDS = 8  # tokens of the earlier text that ReuseLimit.onward quotes
+WORDS = 24  # tokens of the earlier text in ReuseLimit.onward: enough to say why the texts differ
 
 
 def resident(path: Sequence[Node], length: int, config: GroupConfig) -> int:
@@ -102,9 +102,10 @@ class Paged(Placement[PagedResidency]):
 
     @staticmethod
     def _onward(node: Node | None, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """The first WORDS tokens of an earlier text, from the next block too if it is in the tree."""
-        if node is not None and len(tokens) < WORDS and node.children:
-            tokens += node.children[0].tokens
+        """The first WORDS tokens of an earlier text, from the next blocks too if they are in the tree."""
+        while node is not None and len(tokens) < WORDS and node.children:
+            node = node.children[0]
+            tokens += node.tokens
         return tokens[:WORDS]
 
     def _take(self, r: PagedResidency, tokens: Sequence[int], reused: int) -> None:

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvarn.arrays import Floats
+from kvarn.cache.adoption import Adoption
 from kvarn.chats.answer import Reader
 from kvarn.dialect import Delta
 from kvarn.engine.explain import Explanation
 from kvarn.engine.params import SamplingParams
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.diagnostics import Comparison
 from kvarn.server.faults import ErrorForm
 from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import Fields
 from kvarn.server.schema import Json
+from kvarn.server.timings import Timings, timings_at_end
 
 if TYPE_CHECKING:
     from kvarn.server.app import Service
@@ -42,6 +46,8 @@ class Part:
     logprobs: list[TokenLogprob] | None  # if the call asks for them
     finish: str | None  # stop, length, tool_calls; None: there is more
     stop: str | None  # the stop text that ended it
+    adoption: Adoption | None = None  # what its prompt reused
+    timings: Timings | None = None  # so far, if the call asks for them
 
 
 class End(NamedTuple):
@@ -51,6 +57,8 @@ class End(NamedTuple):
     n_tokens: int  # of all choices
     n_reasoning: int
     told: Json  # the object `kvarn`: the explanation, and what the client should know besides
+    vectors: list[Floats] = []  # noqa: RUF012 (never changed) of the prompts, if the call asks for them
+    prompt_logprobs: list[list[TokenLogprob | None]] = []  # noqa: RUF012 (the same)
 
     @property
     def n_prompt(self) -> int:
@@ -59,6 +67,16 @@ class End(NamedTuple):
     @property
     def n_cached(self) -> int:
         return sum(each.reused for each in self.explanations)
+
+    @property
+    def adoption(self) -> Adoption | None:
+        """Of the first prompt; a chat has no other."""
+        first = self.explanations[0]
+        return None if first.limit is None else Adoption(first.reused, first.limit)
+
+    @property
+    def timings(self) -> Timings:
+        return timings_at_end(self.explanations, self.n_tokens)
 
 
 class Setting(NamedTuple):
@@ -69,6 +87,17 @@ class Setting(NamedTuple):
     fingerprint: str | None = None  # changes if the bits of answers may change
     prompts: Sequence[Sequence[int]] = ()
     params: SamplingParams = SamplingParams()
+    shared_block: int = 0  # tokens of a block that later requests can reuse; 0: they reuse nothing
+    comparison: Comparison | None = None  # with an earlier response that the call names
+    spell: Callable[[Sequence[int]], str] = str  # the text of token ids
+    context: int = 0  # tokens of a prompt and its answer
+    width: int = 0  # numbers of a hidden state
+
+    def n_written(self, n_prompt: int, n_cached: int) -> int:
+        """Prompt tokens that this request has put into the cache for later ones: those of full blocks. The last token
+        of a prompt is computed each time."""
+        full = n_prompt - max(n_prompt % self.shared_block, 1) if self.shared_block else 0
+        return max(full - n_cached, 0)
 
 
 class Reply(Protocol):
@@ -85,7 +114,7 @@ class Reply(Protocol):
         """Of an answer."""
         ...
 
-    def whole(self, choices: Sequence[Part], end: End) -> Json: ...
+    def whole(self, choices: Sequence[Part], end: End) -> Json | list[Json]: ...
 
     def begin(self, n_prompt: int) -> Iterable[bytes]:
         """The request is queued. `n_prompt`: tokens of all prompts."""

@@ -1,5 +1,7 @@
 """OpenAI's chat completions and completions: from a body to a call."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvarn.server.parse import COMPLETION_TOKENS, Call, call_of, checked
@@ -22,7 +24,8 @@ def chat_call(raw: bytes) -> Call:
     if len(limits) > 1:
         raise Refusal(400, "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     logprobs = int(top or 0) if body.get("logprobs") else None
-    return call_of(body, talk=talk_of(body), logprobs=logprobs, limit=max(limits, default=None))
+    call = call_of(body, talk=talk_of(body), logprobs=logprobs, limit=max(limits, default=None))
+    return _extended(call, body)
 
 
 def completion_call(raw: bytes) -> Call:
@@ -32,10 +35,19 @@ def completion_call(raw: bytes) -> Call:
         raise Refusal(400, f"{len(prompts)} prompts times n is more than {MOST_CHOICES}: split the call", "prompt")
     limit = int(body["max_tokens"]) if "max_tokens" in body else None
     logprobs = int(body["logprobs"]) if "logprobs" in body else None
-    return call_of(body, prompts=prompts, logprobs=logprobs, limit=limit, default_tokens=COMPLETION_TOKENS)
+    call = call_of(body, prompts=prompts, logprobs=logprobs, limit=limit, default_tokens=COMPLETION_TOKENS)
+    return _extended(replace(call, suffix=body.get("suffix") or None), body)
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def _extended(call: Call, body: dict[str, Any]) -> Call:
+    """With the extensions of other engines."""
+    if "prompt_logprobs" in body and call.stream:
+        raise Refusal(400, "prompt_logprobs are not part of a stream: leave stream out", "prompt_logprobs")
+    timed, given = bool(body.get("timings_per_token")), call.given | {"verbose": bool(body.get("verbose"))}
+    return replace(call, timed=timed, token_ids=bool(body.get("return_token_ids")), given=given)
+
+
+def _prompts(value: Any) -> Sequence[Prompt]:
     if isinstance(value, str):
         return [value]
     kinds = {type(item) for item in value}

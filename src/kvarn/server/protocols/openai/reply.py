@@ -14,11 +14,13 @@ from typing import ClassVar
 from kvarn.chats.answer import Reader
 from kvarn.dialect import CallArguments, CallBegin, Content, Delta, Malformed, Reasoning
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.diagnostics import openai_diagnostics
 from kvarn.server.faults import openai_error
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
 from kvarn.server.refusal import Refusal
 from kvarn.server.schema import Json
+from kvarn.server.timings import Timings
 
 LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 
@@ -39,6 +41,9 @@ class OpenAIReply:
         self._setting = setting
         self._call = call
         self._n_prompt = 0
+        self._timings: Timings | None = None
+        self._ids: dict[int, list[int]] = {}  # tokens of each choice that no chunk has yet
+        self._once: Json = {}  # facts for the next chunk only
         self._n_sampled: dict[int, int] = {}  # tokens of each choice so far
         self._last: list[Json] = []  # the end of a choice, held back because it may be the last chunk
 
@@ -46,7 +51,42 @@ class OpenAIReply:
 
     def whole(self, choices: Sequence[Part], end: End) -> Json:
         made = [self._choice(part) for part in choices]
-        return {**self._head(self.whole_kind), "choices": made, "usage": usage_of(end), "kvarn": end.told}
+        if self._call.token_ids:
+            for choice, part in zip(made, choices, strict=True):
+                choice["token_ids"] = part.tokens
+        body = {**self._head(self.whole_kind), "choices": made, "usage": self._usage(end)}
+        for name, of_prompts in self._of_prompts(end).items():
+            self._place(body, name, of_prompts)
+        if self._call.given.get("verbose"):
+            body["__verbose"] = {"prompt": "".join(map(self._setting.spell, self._setting.prompts))}
+        return body | {"timings": end.timings.as_json(), "kvarn": end.told} | self._diagnostics(end)
+
+    def _of_prompts(self, end: End) -> Json:
+        """What vLLM's fields ask for, with one entry for each prompt."""
+        found: Json = {}
+        if self._call.token_ids:
+            found["prompt_token_ids"] = [list(prompt) for prompt in self._setting.prompts]
+        if end.prompt_logprobs:
+            found["prompt_logprobs"] = [[self._ranked(each) for each in prompt] for prompt in end.prompt_logprobs]
+        return found
+
+    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
+        """Put a fact about each prompt where the endpoint has it."""
+        raise NotImplementedError
+
+    def _ranked(self, entry: TokenLogprob | None) -> Json | None:
+        """By token id: the likeliest tokens, and the prompt's own, whose rank is known only if it is one of them."""
+        if entry is None:
+            return None
+        ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+        return {
+            str(token): {
+                "logprob": max(logprob, LEAST),
+                "rank": ranks.get(token),
+                "decoded_token": self._spelled(token),
+            }
+            for token, logprob in ((entry.token, entry.logprob), *entry.top)
+        }
 
     def _choice(self, part: Part) -> Json:
         raise NotImplementedError
@@ -59,11 +99,14 @@ class OpenAIReply:
 
     def part(self, part: Part) -> Iterator[bytes]:
         found = self._chunks(part)
+        if self._call.token_ids:
+            self._add_ids(part, found)
         if not found:
             return
         for held in self._last:
             yield self._frame(held)
         yield from self._opening(part.index, found[0])
+        self._timings = part.timings
         self._n_sampled[part.index] = part.n_tokens
         self._last = [found.pop()] if part.finish and not self._call.include_usage else []
         for each in found:
@@ -72,7 +115,9 @@ class OpenAIReply:
     def end(self, end: End) -> Iterator[bytes]:
         """The last chunk carries the explanation, and the usage if it was asked for."""
         with_usage = self._call.include_usage or self._call.continuous_usage
-        yield self._chunk(self._last, usage_of(end) if with_usage else None, end.told)
+        self._timings = end.timings
+        last = self._body(self._last, self._usage(end) if with_usage else None, end.told)
+        yield sse(compact(last | self._diagnostics(end)))
         yield sse("[DONE]")
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[bytes]:
@@ -85,6 +130,13 @@ class OpenAIReply:
         """The choices of the chunks for this part. There is none for nothing."""
         raise NotImplementedError
 
+    def _add_ids(self, part: Part, found: list[Json]) -> None:
+        """The ids of new tokens, in the first chunk after them."""
+        ids = self._ids.setdefault(part.index, [])
+        ids += part.tokens
+        if found:
+            found[0]["token_ids"], self._ids[part.index] = ids, []
+
     def _opening(self, index: int, first: Json) -> Iterator[bytes]:
         return iter(())
 
@@ -93,13 +145,29 @@ class OpenAIReply:
             return self._chunk([choice])
         return self._chunk([choice], usage_so_far(self._n_prompt, sum(self._n_sampled.values())))
 
-    def _chunk(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> bytes:
-        body = {**self._head(self.chunk_kind), "choices": choices}
+    def _chunk(self, choices: list[Json], usage: Json | None = None) -> bytes:
+        return sse(compact(self._body(choices, usage)))
+
+    def _body(self, choices: list[Json], usage: Json | None = None, explanation: Json | None = None) -> Json:
+        body = {**self._head(self.chunk_kind), "choices": choices, **self._once}
+        self._once = {}
         if usage is not None:
             body["usage"] = usage
+        if self._timings is not None:
+            body["timings"] = self._timings.as_json()
         if explanation is not None:
             body["kvarn"] = explanation
-        return sse(compact(body))
+        return body
+
+    def _usage(self, end: End) -> Json:
+        return usage_of(end, sum(self._setting.n_written(each.prompt, each.reused) for each in end.explanations))
+
+    def _diagnostics(self, end: End) -> Json:
+        """What changed since the answer that the request names."""
+        if self._call.compared is None:
+            return {}
+        found = openai_diagnostics(self._setting.comparison, end.adoption, end.n_prompt)
+        return {"prompt_cache_diagnostics": found}
 
     def _head(self, kind: str) -> Json:
         return {
@@ -123,6 +191,14 @@ class ChatReply(OpenAIReply):
         self._reasoning = call.talk is None or call.talk.reasoning
         self._opened: set[int] = set()
 
+    def begin(self, n_prompt: int) -> Iterator[bytes]:
+        if self._call.token_ids:
+            self._once = {"prompt_token_ids": list(self._setting.prompts[0])}
+        return super().begin(n_prompt)
+
+    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
+        body[name] = of_prompts[0]
+
     def _choice(self, part: Part) -> Json:
         end = {"logprobs": self._logprobs(part.logprobs), "finish_reason": part.finish or "stop"}
         return {"index": part.index, "message": self._message(part.answer), **end}
@@ -145,7 +221,7 @@ class ChatReply(OpenAIReply):
 
     def _chunks(self, part: Part) -> list[Json]:
         """The log-probabilities are in the first one."""
-        found = [_chunked(part.index, body) for delta in part.deltas if (body := self._body(delta))]
+        found = [_chunked(part.index, body) for delta in part.deltas if (body := self._delta(delta))]
         if (part.finish and not (found and "content" in found[-1]["delta"])) or (part.logprobs and not found):
             found.append(_chunked(part.index, {}))
         if part.logprobs is not None and found:
@@ -154,7 +230,7 @@ class ChatReply(OpenAIReply):
             found[-1]["finish_reason"] = part.finish
         return found
 
-    def _body(self, delta: Delta) -> Json:
+    def _delta(self, delta: Delta) -> Json:
         """Empty if the client sees nothing of it."""
         match delta:
             case Content(text) | Malformed(text):
@@ -181,6 +257,17 @@ class CompletionReply(OpenAIReply):
     def __init__(self, setting: Setting, call: Call) -> None:
         super().__init__(setting, call)
         self._offsets: dict[int, int] = {}  # characters of each choice sent so far
+        self._begun: set[int] = set()  # choices that have a chunk
+
+    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
+        for choice in body["choices"]:
+            choice[name] = of_prompts[choice["index"] // self._call.n]
+
+    def _add_ids(self, part: Part, found: list[Json]) -> None:
+        super()._add_ids(part, found)
+        if part.index not in self._begun:
+            self._begun.add(part.index)
+            found[0]["prompt_token_ids"] = list(self._setting.prompts[part.index // self._call.n])
 
     def _choice(self, part: Part) -> Json:
         end = {"logprobs": self._logprobs(part.index, part.logprobs), "finish_reason": part.finish or "stop"}
@@ -231,12 +318,12 @@ def _or_null(logprob: float) -> float | None:
     return None if math.isnan(logprob) else max(logprob, LEAST)
 
 
-def usage_of(end: End) -> Json:
+def usage_of(end: End, n_written: int) -> Json:
     return {
         "prompt_tokens": end.n_prompt,
         "completion_tokens": end.n_tokens,
         "total_tokens": end.n_prompt + end.n_tokens,
-        "prompt_tokens_details": {"cached_tokens": end.n_cached},
+        "prompt_tokens_details": {"cached_tokens": end.n_cached, "cache_write_tokens": n_written},
         "completion_tokens_details": {"reasoning_tokens": end.n_reasoning},
     }
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvarn.server.ignored import TOOL_TYPES, Ignored, named, of_fields, others, shown
+from kvarn.server.cache_hints import priority_of
+from kvarn.server.chat_fields import HINTS
+from kvarn.server.ignored import TOOL_TYPES, Ignored, named, of_cache_options, of_fields, others, shown
 from kvarn.server.parse import Call, call_of, checked
 from kvarn.server.protocols.responses.fields import (
     FIELDS,
@@ -30,8 +32,8 @@ RENAMED = {  # the fields of a chat that a response is translated to, and its ow
 NAMES = {r"\bresponse_format\b": "text.format", r"\bmessages\[\d+\]\.tool_calls\b": "input: a call"}  # in messages
 AS_IN_CHATS = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "request_id", "cache_salt", "cache_priority", "parallel_tool_calls"),
-    *("chat_template_kwargs",),
+    *("presence_penalty", "frequency_penalty", "request_id", "cache_salt", "parallel_tool_calls"),
+    *("chat_template_kwargs", "prompt_cache_options"),
 )
 
 
@@ -51,7 +53,7 @@ def response_call(raw: bytes, stored: Responses, owner: bytes) -> Call:
     before = _previous(body, stored, owner)
     items, unused = items_of(body["input"])
     tools, ignored = _tools(body.get("tools", ()))
-    ignored = [*of_fields(body, FIELDS), *_unused(body), *unused, *ignored]
+    ignored = [*of_fields(body, FIELDS), *of_cache_options(body), *_unused(body), *unused, *ignored]
     new = _new(items)
     conversation = ([] if before is None else json.loads(before.messages)) + new
     chat = _as_chat(body, tools, conversation)
@@ -97,6 +99,7 @@ def _new(items: Sequence[Item]) -> list[Message]:
 def _as_chat(body: Json, tools: list[Json], conversation: list[Message]) -> Json:
     """The same request for /v1/chat/completions."""
     chat = {name: body[name] for name in AS_IN_CHATS if name in body}
+    chat["cache_priority"] = priority_of(body)
     chat["messages"] = _with_instructions(body.get("instructions"), conversation)
     if tools:
         chat["tools"] = tools
@@ -134,7 +137,7 @@ def _tools(given: Sequence[Json]) -> tuple[list[Json], list[Ignored]]:
             raise Refusal(400, wrong.message, "tools", logged=wrong.unquoted)
         function = {key: tool[key] for key in USED_IN_TOOL[1:] if tool.get(key) is not None}
         functions.append({"type": "function", "function": function})
-        ignored += others("tools", tool, USED_IN_TOOL, UNUSED_IN_TOOL, where)
+        ignored += others("tools", tool, (*USED_IN_TOOL, *HINTS), UNUSED_IN_TOOL, where)
     return functions, ignored
 
 

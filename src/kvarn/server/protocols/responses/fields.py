@@ -63,9 +63,9 @@ USED_IN_ITEM = {
     "reasoning": ("content",),
 }
 UNUSED_IN_ITEM = ("summary", "encrypted_content", "phase", "namespace", "caller", "async", "name")
-UNUSED_IN_PART = ("annotations", "logprobs", "prompt_cache_breakpoint", "cache_control")
+UNUSED_IN_PART = ("annotations", "logprobs")
 USED_IN_TOOL = ("type", "name", "description", "parameters", "strict")
-UNUSED_IN_TOOL = ("cache_control", "defer_loading", "allowed_callers", "output_schema")
+UNUSED_IN_TOOL = ("defer_loading", "allowed_callers", "output_schema")
 INCLUDABLE = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
 TOOL: Schema = {
@@ -133,6 +133,7 @@ TABLE: dict[str, Schema] = {
         for name in (
             *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "repetition_penalty"),
             *("presence_penalty", "frequency_penalty", "request_id", "cache_salt", "cache_priority"),
+            *("prompt_cache_retention", "prompt_cache_options"),
         )
     },
 }

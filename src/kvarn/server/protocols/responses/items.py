@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kvarn.server.chat_fields import HINTS
 from kvarn.server.ignored import Ignored, named, others, shown
 from kvarn.server.protocols.responses.fields import (
     BOOKKEEPING,
@@ -63,14 +64,13 @@ def _kind(item: Json, where: str) -> str:
 
 def _unused(item: Json, kind: str, where: str) -> Iterable[Ignored]:
     present = {key: value for key, value in item.items() if value}  # clients send empty ones back
-    yield from others("input", present, (*BOOKKEEPING, *USED_IN_ITEM[kind]), UNUSED_IN_ITEM, where)
+    yield from others("input", present, (*BOOKKEEPING, *USED_IN_ITEM[kind], *HINTS), UNUSED_IN_ITEM, where)
     field = "output" if kind.endswith("_output") else "content"
     parts = item.get(field)
     for j, part in enumerate(parts if isinstance(parts, list) else ()):
         present = {key: value for key, value in part.items() if value}
-        yield from others(
-            "input.content", present, ("type", "text", "refusal"), UNUSED_IN_PART, f"{where}.{field}[{j}]"
-        )
+        used = ("type", "text", "refusal", *HINTS)
+        yield from others("input.content", present, used, UNUSED_IN_PART, f"{where}.{field}[{j}]")
 
 
 def messages_of(items: Sequence[Item]) -> list[Message]:

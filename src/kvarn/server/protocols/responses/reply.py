@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvarn.jobs.job import TokenLogprob
+from kvarn.server.diagnostics import openai_diagnostics
 from kvarn.server.faults import openai_error
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
@@ -83,9 +84,12 @@ class ResponseReply:
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output.items,
-            "usage": _usage(end),
+            "usage": self._usage(end),
             "kvarn": end.told,
         }
+        if self._call.compared is not None:
+            found = openai_diagnostics(self._setting.comparison, end.adoption, end.n_prompt)
+            response["prompt_cache_diagnostics"] = found
         if self._call.kept:
             self._keep(response)
         return events, response
@@ -120,6 +124,7 @@ class ResponseReply:
             "parallel_tool_calls": body.get("parallel_tool_calls", True),
             "previous_response_id": body.get("previous_response_id"),
             "prompt_cache_key": body.get("prompt_cache_key"),
+            "prompt_cache_retention": body.get("prompt_cache_retention"),
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
             "safety_identifier": body.get("safety_identifier"),
             "service_tier": "default",
@@ -136,6 +141,17 @@ class ResponseReply:
             "usage": None,
             "user": body.get("user"),
             "metadata": body.get("metadata", {}),
+        }
+
+    def _usage(self, end: End) -> Json:
+        n, n_cached = end.n_prompt, end.n_cached
+        details = {"cached_tokens": n_cached, "cache_write_tokens": self._setting.n_written(n, n_cached)}
+        return {
+            "input_tokens": n,
+            "input_tokens_details": details,
+            "output_tokens": end.n_tokens,
+            "output_tokens_details": {"reasoning_tokens": end.n_reasoning},
+            "total_tokens": n + end.n_tokens,
         }
 
     # -- storing -------------------------------------------------------------------------------------------------
@@ -160,14 +176,3 @@ class ResponseReply:
             array("i", [*self._setting.prompts[0], *tokens]),
         )
         self._stored.add(self.id, stored)
-
-
-def _usage(end: End) -> Json:
-    n = end.n_prompt
-    return {
-        "input_tokens": n,
-        "input_tokens_details": {"cached_tokens": end.n_cached, "cache_write_tokens": n - end.n_cached},
-        "output_tokens": end.n_tokens,
-        "output_tokens_details": {"reasoning_tokens": end.n_reasoning},
-        "total_tokens": n + end.n_tokens,
-    }
