@@ -1,18 +1,22 @@
-"""Every answer and every event against the types of the `openai` package, strictly.
+"""Every answer and every event against the types of the `openai` package, strictly, and OpenAI's OpenAPI document.
 
-The package's types are generated from OpenAI's OpenAPI document, and stand in for it here: the document itself is in no
-package registry. What is sent is read without the package, so that nothing is converted. A field that the types do not
-know must be in EXTENSIONS.
+The document is in no package registry: OPENAPI has its path (openapi.json of github.com/openai/openai-openapi), and
+without it only the types are used, which are generated from it. What is sent is read without the package, so that
+nothing is converted. A field that the types do not know must be in EXTENSIONS.
 """
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 from openai.pagination import SyncPage
-from openai.types import Completion, Model
+from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
@@ -31,7 +35,16 @@ EXTENSIONS = {
     "max_model_len",  # as in vLLM's
     "timings",  # as in llama.cpp's
     "models",  # for Codex
+    *("id", "prompt_tokens_details"),  # of embeddings, as in vLLM's
     *("store", "presence_penalty", "frequency_penalty"),  # of the Open Responses specification
+}
+SCHEMAS = {  # names in the document
+    SyncPage[Model]: "ListModelsResponse",
+    ChatCompletion: "CreateChatCompletionResponse",
+    ChatCompletionChunk: "CreateChatCompletionStreamResponse",
+    Completion: "CreateCompletionResponse",
+    ResponseStreamEvent: "ResponseStreamEvent",
+    InputTokenCountResponse: "TokenCountsResource",
 }
 CHATS: dict[str, dict[str, Any]] = {
     "text": {},
@@ -57,7 +70,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
 
 
 def fetch(address: str, path: str, body: dict | None = None, method: str | None = None) -> str:
-    data = None if body is None else json.dumps({"model": MODEL, "temperature": 0} | body).encode()
+    data = None if body is None else json.dumps({"model": MODEL} | body).encode()
     request = urllib.request.Request(f"{address}/v1/{path}", data, method=method)
     with urllib.request.urlopen(request, timeout=120) as reply:
         return reply.read().decode()
@@ -72,6 +85,27 @@ def valid(kind: Any, raw: str) -> None:
     value = TypeAdapter(kind).validate_json(raw, strict=True)
     unknown = set(extras(value)) - EXTENSIONS
     assert not unknown, f"unknown fields: {sorted(unknown)} in {raw[:200]}"
+    if schema := document(SCHEMAS.get(kind) or kind.__name__):
+        schema.validate(json.loads(raw))
+
+
+@cache
+def document(name: str) -> jsonschema_rs.Draft202012Validator | None:
+    path = os.environ.get("OPENAPI")
+    if path is None:
+        return None
+    whole = without_nullable(json.loads(Path(path).read_text()))
+    return jsonschema_rs.Draft202012Validator({"$ref": f"#/components/schemas/{name}", **whole})
+
+
+def without_nullable(value: Any) -> Any:
+    """The document has `nullable`, which OpenAPI 3.1 does not know any more."""
+    if isinstance(value, list):
+        return [without_nullable(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    inside = {name: without_nullable(each) for name, each in value.items()}
+    return {"anyOf": [inside, {"type": "null"}]} if inside.pop("nullable", False) is True else inside
 
 
 def extras(value: Any) -> Iterator[str]:
@@ -92,7 +126,7 @@ def models(address: str) -> None:
 
 def chats(address: str) -> None:
     for fields in CHATS.values():
-        body = {"messages": ASKED, "max_tokens": 20} | fields
+        body = {"messages": ASKED, "max_tokens": 20, "temperature": 0} | fields
         valid(ChatCompletion, fetch(address, "chat/completions", body))
         options = {"stream": True, "stream_options": {"include_usage": True}}
         for event in events(fetch(address, "chat/completions", body | options)):
@@ -101,7 +135,7 @@ def chats(address: str) -> None:
 
 def completions(address: str) -> None:
     for fields in ({}, {"logprobs": 2}, {"echo": True}, {"n": 2, "stop": "."}):
-        body = {"prompt": FOX, "max_tokens": 8} | fields
+        body = {"prompt": FOX, "max_tokens": 8, "temperature": 0} | fields
         valid(Completion, fetch(address, "completions", body))
         for event in events(fetch(address, "completions", body | {"stream": True})):
             # OpenAI's own chunks have null here, which its document does not allow.
@@ -110,7 +144,7 @@ def completions(address: str) -> None:
 
 def responses(address: str) -> None:
     for fields in RESPONSES.values():
-        body = {"input": QUESTION, "max_output_tokens": 20} | fields
+        body = {"input": QUESTION, "max_output_tokens": 20, "temperature": 0} | fields
         whole = fetch(address, "responses", body)
         valid(Response, whole)
         id = json.loads(whole)["id"]
@@ -125,7 +159,7 @@ def responses(address: str) -> None:
 def response_events(address: str) -> None:
     seen = set()
     for fields in RESPONSES.values():
-        body = {"input": QUESTION, "max_output_tokens": 20, "stream": True} | fields
+        body = {"input": QUESTION, "max_output_tokens": 20, "temperature": 0, "stream": True} | fields
         for event in events(fetch(address, "responses", body)):
             valid(ResponseStreamEvent, event)
             seen.add(json.loads(event)["type"].removeprefix("response."))
@@ -134,13 +168,21 @@ def response_events(address: str) -> None:
     assert ends | {"created", "in_progress", "output_text.delta", "function_call_arguments.delta"} <= seen
 
 
+def embeddings(address: str) -> None:
+    for fields in ({}, {"input": FOX}, {"encoding_format": "float"}):
+        valid(CreateEmbeddingResponse, fetch(address, "embeddings", {"input": [FOX, QUESTION]} | fields))
+
+
 def errors(address: str) -> None:
     """All have the four fields of OpenAI's error object."""
     for path in ("chat/completions", "completions", "responses", "responses/none"):
         try:
             fetch(address, path, None if "none" in path else {"no_such_field": 1})
         except urllib.error.HTTPError as refusal:
-            error = json.loads(refusal.read())["error"]
+            whole = json.loads(refusal.read())
+            if schema := document("ErrorResponse"):
+                schema.validate(whole)
+            error = whole["error"]
             assert set(error) == {"message", "type", "param", "code"}
             assert error["message"]
         else:
@@ -153,8 +195,9 @@ ROWS = [
     works("completions: text, logprobs, echo; whole and every chunk", completions),
     works("responses: text, items, logprobs, calls, a structure; stored ones and their items", responses),
     works("responses: every event", response_events),
+    works("embeddings", embeddings),
     works("errors", errors),
 ]
 
 if __name__ == "__main__":
-    run(("openai", "pydantic"), ROWS)
+    run(("openai", "pydantic", "jsonschema-rs"), ROWS)

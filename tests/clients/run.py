@@ -44,7 +44,7 @@ CLIENTS = [
     Client(
         "openai (types)",
         "openai_types",
-        note="every answer and every event, validated strictly; the types are generated from OpenAI's OpenAPI document",
+        note="every answer and event, validated strictly, and by OpenAI's OpenAPI document if OPENAPI has its path",
     ),
     Client("langchain-openai", "langchain_sdk"),
     Client("langchain-ollama", "langchain_ollama_sdk"),

@@ -138,9 +138,8 @@ class ResponseReply:
             "tool_choice": body.get("tool_choice", "auto"),
             "tools": self._asked.tools,
             "truncation": "disabled",
-            "usage": None,
-            "user": body.get("user"),
             "metadata": body.get("metadata", {}),
+            **({"user": body["user"]} if body.get("user") is not None else {}),
         }
 
     def _usage(self, end: End) -> Json:
