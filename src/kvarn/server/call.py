@@ -28,7 +28,7 @@ from kvarn.server.worker import Submission, Ticket, Worker
 
 log = logging.getLogger("kvarn")
 
-MOST_AT_ONCE = 128  # submissions of one call; more are embeddings, which need not fill the queue
+MOST_AT_ONCE = 128  # submissions of one call
 
 
 class Generation:
@@ -67,7 +67,8 @@ class Generation:
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
-        self._inbox = Inbox(min(len(submissions), MOST_AT_ONCE))
+        self._at_once = min(MOST_AT_ONCE, self._worker.share)
+        self._inbox = Inbox(min(len(submissions), self._at_once))
         self._n_prompt_tokens = sum(len(submission.prompt) for submission in submissions)
         self._tickets: list[Ticket] = []
         self._waiting = deque(submissions)
@@ -81,7 +82,7 @@ class Generation:
         self._holding = True
 
     def _submit(self) -> None:
-        while self._waiting and len(self._tickets) - len(self._ended) < MOST_AT_ONCE:
+        while self._waiting and len(self._tickets) - len(self._ended) < self._at_once:
             submission = self._waiting.popleft()
             self._tickets.append(self._worker.submit(submission, self._inbox, len(self._tickets)))
 

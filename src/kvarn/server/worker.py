@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -146,6 +147,13 @@ class Worker:
     def cancel(self, ticket: Ticket) -> None:
         """Cancel before the next step. Does nothing if the submission has ended."""
         self._commands.put(lambda: self._cancel(ticket))
+
+    @property
+    def share(self) -> int:
+        """Submissions of one call that may be queued: a call with many prompts leaves room for others, and a queue that
+        is shorter than the call does not refuse it."""
+        most = self.engine.config.max_waiting
+        return sys.maxsize if most is None else max(most // 2, 1)
 
     @property
     def alive(self) -> bool:
