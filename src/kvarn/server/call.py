@@ -24,6 +24,7 @@ from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Reply
 from kvarn.server.request_log import Entry, entry_of
+from kvarn.server.timings import Progress
 from kvarn.server.worker import Submission, Ticket, Worker
 
 log = logging.getLogger("kvarn")
@@ -139,8 +140,11 @@ class Generation:
         for frame in self.reply.end(await self._end()):
             yield frame
 
-    def _part(self, index: int, part: AnswerPart) -> Part:
+    def _part(self, index: int, part: AnswerPart | Progress) -> Part:
         answer = self._answers[index]
+        if isinstance(part, Progress):
+            timings = part.timings if self._call.timed else None
+            return Part(index, [], answer, [], 0, None, None, None, timings=timings, progress=part)
         deltas, finish = answer.push(part.text), part.finish_reason
         if finish:
             deltas += answer.finish()
@@ -161,7 +165,7 @@ class Generation:
             timings=part.timings,
         )
 
-    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
+    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart | Progress]]:
         """Updates with the index of their choice, until every submission has ended."""
         while len(self._ended) < len(self._tickets):
             updates = await self._inbox.take()
@@ -174,6 +178,8 @@ class Generation:
                     index = which * self._call.n + update.sample
                     self._entry.answered(index, update.text)
                     yield index, update
+                elif isinstance(update, Progress):
+                    yield which * self._call.n, update
                 elif update.error is not None:
                     raise update.error
 
