@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.hostile_http import CHAT, ODDITIES, TEXT, VALID, hostile_bodies, mutated, request, statuses
+from support.hostile_http import CHAT, ODDITIES, STREAMED, TEXT, VALID, hostile_bodies, mutated, request, said, statuses
 from support.serving import Served, serve, tiny_model
 
 KEY = "k"
@@ -51,7 +51,7 @@ class Attack:
         for path, body in VALID.items():
             reply = self.server.ask(path, body, KEY)
             assert reply.status == 200, f"an honest client gets {reply.status} from {path}"
-            answers.append(reply.json.get("choices", reply.json))
+            answers.append(said(reply.json))
         stream = self.server.ask(CHAT, VALID[CHAT] | {"stream": True}, KEY).events
         answers.append("".join(c["delta"].get("content", "") for event in stream for c in event["choices"]))
         return answers
@@ -143,7 +143,7 @@ class Attack:
     def mutations(self) -> None:
         def one(rng: random.Random) -> tuple[bytes, str]:
             path = rng.choice(list(VALID))
-            body = json.dumps(VALID[path] | {"stream": rng.random() < 0.3} if path in (CHAT, TEXT) else VALID[path])
+            body = json.dumps(VALID[path] | {"stream": rng.random() < 0.3} if path in STREAMED else VALID[path])
             sent = request(path, body.encode(), AUTHORIZED) * rng.choice([1, 1, 3])
             return mutated(rng, sent), rng.choice(["half-close", "half-close", "close", "reset"])
 

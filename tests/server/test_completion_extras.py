@@ -1,5 +1,6 @@
 """What vLLM and llama.cpp add to OpenAI's completions: token ids, log-probabilities of prompts, a suffix, timings."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +190,50 @@ def test_tokenize_as_llama_cpp_does(coder: Client) -> None:
     ):
         reply = coder.ask("/tokenize", **fields)
         assert (reply.status, message in reply.error) == (400, True), reply.body
+
+
+RESPONSES, LLAMA = "/v1/responses", "/completion"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, LLAMA, RESPONSES])
+def test_a_stream_tells_the_progress_of_its_prompt(tmp_path: Path, path: str) -> None:
+    text = "This is a test. " * 10
+    fields = {
+        CHAT: {"messages": [{"role": "user", "content": text}], **ASK},
+        TEXT: {"prompt": text, **ASK},
+        LLAMA: {"prompt": text, "n_predict": 5, "temperature": 0, "ignore_eos": True},
+        RESPONSES: {"input": text, "max_output_tokens": 5, "temperature": 0},
+    }[path]
+    llm = LLM(tiny_model(tmp_path), cache="paged", max_seqs=4, context=256, backend="cpu", max_batch_tokens=64)
+    with serving(llm) as client:
+
+        def events(**more: object) -> list[dict]:
+            body = client.ask(path, **fields, stream=True, **more).body.decode()
+            lines = [line[6:] for line in body.split("\n") if line.startswith("data: ")]
+            return [json.loads(line) for line in lines if line != "[DONE]"]
+
+        for n_cached_least in (0, 64):
+            found = events(return_progress=True, timings_per_token=True)
+            told = [event["prompt_progress"] for event in found if "prompt_progress" in event]
+            total, cached = told[0]["total"], told[0]["cache"]
+            assert {(each["total"], each["cache"]) for each in told} == {(total, cached)}
+            assert cached >= n_cached_least
+            assert [each["processed"] for each in told] == [*range(cached, total, 64), total]
+            times = [event["timings"] for event in found if "prompt_progress" in event]
+            assert [each["prompt_n"] for each in times] == [each["processed"] - cached for each in told]
+            assert (times[0]["prompt_ms"], times[0]["predicted_n"]) == (0.0, 0)
+            assert times[-1]["prompt_ms"] > 0
+            first_text = next(
+                i for i, event in enumerate(found) if "timings" in event and "prompt_progress" not in event
+            )
+            assert not any("prompt_progress" in event for event in found[first_text:])
+            if path == RESPONSES:
+                assert {e["type"] for e in found if "prompt_progress" in e} == {"response.in_progress"}
+                assert [e["sequence_number"] for e in found] == list(range(len(found)))
+                assert all("timings" in e for e in found if e["type"].endswith("output_text.delta"))
+                assert "timings" in found[-1]
+        assert not any("prompt_progress" in event for event in events())
+        whole = client.ask(path, **fields, return_progress=True)
+        assert whole.status == 200
+        assert "prompt_progress" not in whole.json
+        assert "ignored" not in whole.json["kvarn"]

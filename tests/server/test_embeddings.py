@@ -75,6 +75,20 @@ def test_a_call_may_have_more_texts_than_the_queue_has_places(client: Client) ->
     ]
 
 
+@pytest.mark.parametrize("max_waiting", [1, 3, 64])
+def test_a_call_is_not_refused_because_the_queue_is_shorter_than_the_call(tmp_path: Path, max_waiting: int) -> None:
+    llm = LLM(tiny_model(tmp_path), cache="paged", max_seqs=1, context=256, backend="cpu", max_waiting=max_waiting)
+    with serving(llm) as client:
+        inputs = [[i + 1, 5] for i in range(150)]
+        assert vectors(client, input=inputs) == [llm.embed([each])[0].tolist() for each in inputs]
+        asked = {"prompt": inputs[:100], "max_tokens": 1, "temperature": 0}
+        whole = client.ask("/v1/completions", **asked).json["choices"]
+        parts = client.ask("/v1/completions", **asked, stream=True).events
+        streamed = sorted((each["index"], each["text"]) for event in parts for each in event["choices"])
+        assert streamed == [(each["index"], each["text"]) for each in whole]
+        assert len(whole) == 100
+
+
 def test_llama_cpp_has_a_list_of_vectors_for_each_text(client: Client) -> None:
     for name in ("content", "input"):
         found = client.ask(NATIVE, **{name: TEXTS}).json

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
-from support.hostile_http import ODDITIES, VALID, hostile_bodies, statuses
+from support.hostile_http import ODDITIES, VALID, hostile_bodies, message_of, said, statuses
 from support.serving import Served, closed, serve, tiny_model
 
 from kvarn.server.schema import show
@@ -53,7 +53,7 @@ def test_rubbish_after_an_early_answer_closes_the_connection(server: Served) -> 
 
 @pytest.mark.parametrize("path", VALID)
 def test_every_fifth_hostile_body(server: Served, path: str) -> None:
-    expected = server.ask(path, VALID[path]).json
+    expected = said(server.ask(path, VALID[path]).json)
     with contextlib.closing(server.connection()) as connection:
         for body in islice(hostile_bodies(path), 0, None, 5):
             connection.request("POST", path, body)
@@ -61,8 +61,7 @@ def test_every_fifth_hostile_body(server: Served, path: str) -> None:
             answer = response.read()
             assert response.status in (200, 400, 404), show(body)
             if response.status != 200:
-                message = json.loads(answer)["error"]["message"]
+                message = message_of(json.loads(answer))
                 assert len(message) < 300
                 assert "\n" not in message
-    again = server.ask(path, VALID[path]).json
-    assert again.get("choices", again) == expected.get("choices", expected)
+    assert said(server.ask(path, VALID[path]).json) == expected

@@ -2,14 +2,17 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from support.serving import Served, serve, tiny_model
 
 from kvarn.server import request_fields
 from kvarn.server.protocols.responses import fields as responses
+from kvarn.server.schema import show
 
 CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
 TALK = [{"role": "user", "content": "hello"}]
@@ -199,3 +202,19 @@ def test_every_field_is_documented() -> None:
     tables = request_fields.CHAT | request_fields.COMPLETION | responses.TABLE
     for name in tables.keys() - {"messages", "prompt", "model"}:
         assert re.search(rf"`{name}[`.]", text), f"{name} is not in docs/serving.md"
+
+
+def test_a_long_value_is_cut_before_its_characters_are_looked_at() -> None:
+    n_calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal n_calls
+        n_calls += event == "c_call"
+
+    sys.setprofile(count)
+    try:
+        shown = show("\x07" * 100_000)
+    finally:
+        sys.setprofile(None)
+    assert shown == '"' + 59 * "\ufffd" + " ... " + 11 * "\ufffd" + '"'
+    assert n_calls < 200

@@ -4,22 +4,36 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from kvarn.server import request_fields
+from kvarn.server.protocols import PROTOCOLS
 
 CHAT, TEXT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
-VALID = {
-    CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0},
+USER = {"role": "user", "content": "hello"}
+VALID: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER], "max_tokens": 3, "temperature": 0},
     TEXT: {"prompt": "hello", "max_tokens": 3, "temperature": 0},
     TOKENIZE: {"prompt": "hello"},
     DETOKENIZE: {"tokens": [65, 66]},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 3, "temperature": 0},
+    "/v1/messages": {"model": "m", "messages": [USER], "max_tokens": 3, "temperature": 0},
+    "/completion": {"prompt": "hello", "n_predict": 3, "temperature": 0},
+    "/api/chat": {"model": "m", "messages": [USER], "options": {"num_predict": 3, "temperature": 0}, "stream": False},
+    "/api/generate": {
+        "model": "m",
+        "prompt": "hello",
+        "options": {"num_predict": 3, "temperature": 0},
+        "stream": False,
+    },
+    "/v1/embeddings": {"input": ["hello", [65]]},
+    "/apply-template": {"messages": [USER]},
 }
-FIELDS = {
-    CHAT: request_fields.CHAT,
-    TEXT: request_fields.COMPLETION,
-    TOKENIZE: request_fields.TOKENIZE,
-    DETOKENIZE: request_fields.DETOKENIZE,
+STREAMED = (CHAT, TEXT, "/v1/responses", "/v1/messages", "/completion", "/api/chat", "/api/generate")
+FIELDS = {TOKENIZE: request_fields.TOKENIZE, DETOKENIZE: request_fields.DETOKENIZE} | {
+    each.path: each.fields.table for spoken in PROTOCOLS for each in spoken.addresses if each.fields is not None
 }
+ANSWERS = ("choices", "output", "content", "message", "response", "data", "prompt", "tokens")  # where an answer is
 HOST = b"Host: localhost\r\n"
 BODY = json.dumps(VALID[TEXT]).encode()
 
@@ -154,6 +168,21 @@ def hostile_bodies(path: str) -> Iterator[bytes]:
     for key in ("role", "content", "name", "tool_calls", "weight"):
         for value in NASTY:
             yield json.dumps(VALID[path] | {"messages": [{"role": "user", "content": "a"} | {key: value}]}).encode()
+
+
+def said(answer: dict[str, Any]) -> object:
+    """The part of an answer that is the same each time."""
+    found = next(answer[name] for name in ANSWERS if name in answer)
+    return (
+        [{**each, "id": ""} if isinstance(each, dict) else each for each in found] if isinstance(found, list) else found
+    )
+
+
+def message_of(answer: dict[str, Any]) -> str:
+    """Of a refusal. Ollama's has no object."""
+    error = answer["error"]
+    message: str = error if isinstance(error, str) else error["message"]
+    return message
 
 
 def statuses(received: bytes) -> list[int]:

@@ -240,6 +240,7 @@ class Service:
             echo,
             shown=shown,
             timed=call.timed,
+            watched=call.watched and call.stream,
             echoed_logprobs=call.echo and settings["logprobs"] is not None,
             pooling=None if call.pooling is None else call.pooling or self.llm.pooling,
         )

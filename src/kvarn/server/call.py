@@ -24,11 +24,12 @@ from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Reply
 from kvarn.server.request_log import Entry, entry_of
+from kvarn.server.timings import Progress
 from kvarn.server.worker import Submission, Ticket, Worker
 
 log = logging.getLogger("kvarn")
 
-MOST_AT_ONCE = 128  # submissions of one call; more are embeddings, which need not fill the queue
+MOST_AT_ONCE = 128  # submissions of one call
 
 
 class Generation:
@@ -67,7 +68,8 @@ class Generation:
 
     async def start(self, submissions: Sequence[Submission]) -> None:
         """Queue all submissions. If one is refused, cancel all of them and raise the refusal."""
-        self._inbox = Inbox(min(len(submissions), MOST_AT_ONCE))
+        self._at_once = min(MOST_AT_ONCE, self._worker.share)
+        self._inbox = Inbox(min(len(submissions), self._at_once))
         self._n_prompt_tokens = sum(len(submission.prompt) for submission in submissions)
         self._tickets: list[Ticket] = []
         self._waiting = deque(submissions)
@@ -81,7 +83,7 @@ class Generation:
         self._holding = True
 
     def _submit(self) -> None:
-        while self._waiting and len(self._tickets) - len(self._ended) < MOST_AT_ONCE:
+        while self._waiting and len(self._tickets) - len(self._ended) < self._at_once:
             submission = self._waiting.popleft()
             self._tickets.append(self._worker.submit(submission, self._inbox, len(self._tickets)))
 
@@ -138,8 +140,11 @@ class Generation:
         for frame in self.reply.end(await self._end()):
             yield frame
 
-    def _part(self, index: int, part: AnswerPart) -> Part:
+    def _part(self, index: int, part: AnswerPart | Progress) -> Part:
         answer = self._answers[index]
+        if isinstance(part, Progress):
+            timings = part.timings if self._call.timed else None
+            return Part(index, [], answer, [], 0, None, None, None, timings=timings, progress=part)
         deltas, finish = answer.push(part.text), part.finish_reason
         if finish:
             deltas += answer.finish()
@@ -160,7 +165,7 @@ class Generation:
             timings=part.timings,
         )
 
-    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart]]:
+    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart | Progress]]:
         """Updates with the index of their choice, until every submission has ended."""
         while len(self._ended) < len(self._tickets):
             updates = await self._inbox.take()
@@ -173,6 +178,8 @@ class Generation:
                     index = which * self._call.n + update.sample
                     self._entry.answered(index, update.text)
                     yield index, update
+                elif isinstance(update, Progress):
+                    yield which * self._call.n, update
                 elif update.error is not None:
                     raise update.error
 

@@ -8,7 +8,7 @@ from kvarn.arrays import Floats
 from kvarn.cache.adoption import Adoption
 from kvarn.engine.explain import Explanation
 from kvarn.jobs.job import TokenLogprob
-from kvarn.server.timings import Timings
+from kvarn.server.timings import Progress, Timings
 
 
 class AnswerPart(NamedTuple):
@@ -36,17 +36,18 @@ class Ended(NamedTuple):
     vector: Floats | None = None  # if the call asks for an embedding
 
 
-Update = AnswerPart | Ended | Exception | None  # None: queued; an exception: refused
+News = AnswerPart | Progress | Ended
+Update = News | Exception | None  # None: queued; an exception: refused
 
 
 class Inbox:
     """Updates that the call has not taken yet. Used on the event loop only.
 
-    Waiting parts of a sample are joined, so a slow client needs no more memory than its answer."""
+    Waiting parts of a sample are joined, so a slow client needs no more memory than its prompt and its answer."""
 
     def __init__(self, n_submissions: int) -> None:
         self._expected = n_submissions
-        self._updates: dict[tuple[int, object], AnswerPart | Ended] = {}
+        self._updates: dict[tuple[int, object], News] = {}
         self._arrived = asyncio.Event()
         self._refusal: Exception | None = None
         self._on_end: Callable[[int, Ended], None] | None = None
@@ -69,10 +70,10 @@ class Inbox:
         elif isinstance(update, Exception):
             self._refusal = update
         else:
-            self._join((which, update.sample if isinstance(update, AnswerPart) else "end"), update)
+            self._join((which, _key(update)), update)
         self._arrived.set()
 
-    def _join(self, key: tuple[int, object], update: AnswerPart | Ended) -> None:
+    def _join(self, key: tuple[int, object], update: News) -> None:
         before = self._updates.get(key)
         if isinstance(before, AnswerPart) and isinstance(update, AnswerPart):
             text, logprobs = before.text + update.text, before.logprobs + update.logprobs
@@ -89,10 +90,17 @@ class Inbox:
         if self._updates:
             self._arrived.set()
 
-    async def take(self) -> list[tuple[int, AnswerPart | Ended]]:
+    async def take(self) -> list[tuple[int, News]]:
         await self._arrived.wait()
         self._arrived.clear()
         if self._refusal is not None:  # the engine has failed
             raise self._refusal
         taken, self._updates = [(which, update) for (which, _), update in self._updates.items()], {}
         return taken
+
+
+def _key(update: News) -> object:
+    """Updates of a submission with the same key are joined."""
+    if isinstance(update, AnswerPart):
+        return update.sample
+    return update if isinstance(update, Progress) else "end"

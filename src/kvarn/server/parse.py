@@ -70,6 +70,7 @@ class Call:
     extra: Sequence[Extra] = ()  # other files, if there is a suffix
     biased_texts: Mapping[str, float] = field(default_factory=dict)  # a bias for every token of these texts
     timed: bool = False  # timings in every chunk
+    watched: bool = False  # a stream tells how much of the prompt is computed
     token_ids: bool = False  # the answer has the ids of its tokens and of the prompt's
     pooling: str | None = None  # an embedding is asked for; empty: pooled as the model says
     kept: bool = False  # the answer can be read again by its id

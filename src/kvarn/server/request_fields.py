@@ -91,6 +91,10 @@ EXTENSIONS: dict[str, Schema] = {  # of chats and completions
     "prompt_logprobs": {"type": "integer", "minimum": 0, "maximum": 20, "description": "vLLM's; not in a stream"},
     "return_token_ids": {"type": "boolean", "description": "vLLM's: ids of the prompt and of the answer"},
     "timings_per_token": {"type": "boolean", "description": "llama.cpp's: timings in every chunk"},
+    "return_progress": {
+        "type": "boolean",
+        "description": "llama.cpp's: a stream tells how much of the prompt is computed",
+    },
     "verbose": {
         "type": "boolean",
         "description": "llama.cpp's: the answer has the text of the prompt; not in a stream",
@@ -216,7 +220,7 @@ HARMLESS = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key"
 IGNORED = (
     *("service_tier", "verbosity", "prediction", "web_search_options"),
     # llama.cpp's: a slot, an order or a limit of time that kvarn does not have, or what changes no answer here
-    *("id_slot", "cache_prompt", "n_keep", "samplers", "min_keep", "t_max_predict_ms", "return_progress"),
+    *("id_slot", "cache_prompt", "n_keep", "samplers", "min_keep", "t_max_predict_ms"),
 )
 
 

@@ -133,5 +133,5 @@ def show(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     text = f'"{value}"' if isinstance(value, str) else ascii(value)
-    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return text if len(text) <= 80 else f"{text[:60]} ... {text[-12:]}"
+    text = text if len(text) <= 80 else f"{text[:60]} ... {text[-12:]}"  # first: a text may have megabytes
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""llama.cpp's object `timings`: how fast a prompt was computed and an answer was written."""
+"""llama.cpp's objects `timings` (how fast a prompt was computed and an answer was written) and `prompt_progress`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,6 +28,23 @@ class Timings(NamedTuple):
             "predicted_per_token_ms": _ratio(self.ms, self.n - 1),
             "predicted_per_second": _ratio(1000 * (self.n - 1), self.ms),
         }
+
+
+class Progress(NamedTuple):
+    """How much of a prompt is computed."""
+
+    total: int  # prompt tokens
+    cached: int
+    processed: int  # with the cached ones
+    ms: float  # since the request was first admitted
+    prompt_ms: float
+
+    def as_json(self) -> Json:
+        return {"total": self.total, "cache": self.cached, "processed": self.processed, "time_ms": round(self.ms)}
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(self.cached, self.processed - self.cached, self.prompt_ms, 0, 0.0)
 
 
 def _ratio(share: float, whole: float) -> float:

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import math
 import queue
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,12 +21,13 @@ from kvarn.chats.rules import Constrain
 from kvarn.engine.engine import Event
 from kvarn.engine.explain import explain
 from kvarn.engine.params import SamplingParams
+from kvarn.engine.request import Request
 from kvarn.jobs.job import Job, Listener, TokenLogprob
 from kvarn.llm import LLM
 from kvarn.server.inbox import AnswerPart, Ended, Inbox, Update
 from kvarn.server.metrics import Metrics
 from kvarn.server.refusal import Refusal
-from kvarn.server.timings import timings_so_far
+from kvarn.server.timings import Progress, timings_so_far
 
 log = logging.getLogger("kvarn")
 
@@ -45,6 +48,7 @@ class Submission(NamedTuple):
     constrain: Constrain | None = None  # makes the constraint of a sample
     shown: frozenset[int] = frozenset()  # control tokens that are part of the text
     timed: bool = False  # every part has timings
+    watched: bool = False  # the progress of the prompt is reported
     echoed_logprobs: bool = False  # those of the prompt come first in the answer
     pooling: str | None = None  # wants a vector, not an answer
 
@@ -59,10 +63,13 @@ class Ticket(Listener):
         self._inbox = inbox
         self._which = which
         self._tokens: dict[int, list[int]] = {}  # of each sample, if the call streams
+        self._reported = -1  # prompt tokens
 
     def token(self, job: Job, event: Event) -> None:
         sample = event.sample
         self._worker.metrics.token(event.gap)
+        if self.submission.watched:
+            self.report(job.request)
         if self.submission.stream:
             stream = job.texts[sample.index]
             tokens = self._tokens.setdefault(sample.index, [])
@@ -75,6 +82,20 @@ class Ticket(Listener):
                 part = AnswerPart(sample.index, text, logprobs, sample.finish_reason, sample.n_output, ends, tokens)
                 timings = timings_so_far(sample) if self.submission.timed else None
                 self.put(part._replace(stop=stream.stopped_by, adoption=job.request.adoption, timings=timings))
+
+    def report(self, request: Request) -> None:
+        """Report how much of the prompt is computed, if that is more than before: at the start, and after each step."""
+        adoption, total, started = request.adoption, len(request.prompt), request.timing.started_at
+        if adoption is None or started is None or self._reported == total:
+            return
+        if self._reported < 0:
+            self._reported = adoption.reused
+            self.put(Progress(total, adoption.reused, adoption.reused, 0.0, 0.0))
+        processed = min(request.samples[0].computed, total)
+        if processed > self._reported:
+            self._reported = processed
+            ms, prompt_ms = 1000 * (time.perf_counter() - started), 1000 * request.timing.prefill_seconds
+            self.put(Progress(total, adoption.reused, processed, ms, prompt_ms))
 
     def ended(self, job: Job) -> None:
         self._worker.close(self)
@@ -120,6 +141,7 @@ class Worker:
         self._runner = llm.runner
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._open: set[Ticket] = set()
+        self._watched: set[Ticket] = set()  # those of them whose progress is reported
         self._outbox: deque[tuple[Ticket, Update]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -148,6 +170,13 @@ class Worker:
         self._commands.put(lambda: self._cancel(ticket))
 
     @property
+    def share(self) -> int:
+        """Submissions of one call that may be queued: a call with many prompts leaves room for others, and a queue that
+        is shorter than the call does not refuse it."""
+        most = self.engine.config.max_waiting
+        return sys.maxsize if most is None else max(most // 2, 1)
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive() and self.fault is None
 
@@ -162,6 +191,7 @@ class Worker:
 
     def close(self, ticket: Ticket) -> None:
         self._open.discard(ticket)
+        self._watched.discard(ticket)
 
     def _run(self) -> None:
         try:
@@ -184,6 +214,9 @@ class Worker:
         stats = self.engine.stats
         before = stats.steps, stats.prefill_tokens + stats.decode_tokens
         self._runner.step()
+        for ticket in self._watched:
+            if ticket.job is not None:
+                ticket.report(ticket.job.request)
         if stats.steps > before[0]:
             self.metrics.stepped(stats.prefill_tokens + stats.decode_tokens - before[1])
 
@@ -204,6 +237,8 @@ class Worker:
             if self.fault is not None:
                 raise dead()
             ticket.job = self._job(submission, ticket)
+            if submission.watched:
+                self._watched.add(ticket)
         except Exception as error:  # noqa: BLE001 (it fails this request only)
             self._open.discard(ticket)
             return ticket.put(error)

@@ -25,7 +25,7 @@ from kvarn.server.parse import Call
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import Fields
 from kvarn.server.schema import Json
-from kvarn.server.timings import Timings, timings_at_end
+from kvarn.server.timings import Progress, Timings, timings_at_end
 
 if TYPE_CHECKING:
     from kvarn.server.app import Service
@@ -48,6 +48,7 @@ class Part:
     stop: str | None  # the stop text that ended it
     adoption: Adoption | None = None  # what its prompt reused
     timings: Timings | None = None  # so far, if the call asks for them
+    progress: Progress | None = None  # of the prompt, if the call asks for it; then there is nothing else
 
 
 class End(NamedTuple):

@@ -44,13 +44,13 @@ SAMPLING: dict[str, Schema] = {
     "grammar": STRUCTURES["grammar"],
     "json_schema": STRUCTURES["json_schema"],
     "return_tokens": {"type": "boolean"},
-    "timings_per_token": EXTENSIONS["timings_per_token"],
+    **{name: EXTENSIONS[name] for name in ("timings_per_token", "return_progress")},
     "response_fields": {**NAMES, "description": "only these fields of the answer; a/b is the field b of a"},
 }
 # They choose a slot, an order or a limit of time that kvarn does not have. The answer names them.
 TOLD = (
     *("id_slot", "cache_prompt", "n_keep", "n_discard", "n_cache_reuse", "n_indent", "repeat_last_n", "samplers"),
-    *("min_keep", "t_max_prompt_ms", "t_max_predict_ms", "sse_ping_interval", "return_progress", "backend_sampling"),
+    *("min_keep", "t_max_prompt_ms", "t_max_predict_ms", "sse_ping_interval", "backend_sampling"),
 )
 # Settings of samplers that are off: NO_OPS has the field that would switch each of them on.
 OFF = (

@@ -48,9 +48,10 @@ class LlamaReply:
         return iter(())
 
     def part(self, part: Part) -> Iterator[bytes]:
-        self._last[part.index] = part
+        if part.progress is None:
+            self._last[part.index] = part
         text = "".join(getattr(delta, "text", "") for delta in part.deltas)
-        if not (text or part.logprobs or (part.tokens and not part.finish)):
+        if not (text or part.logprobs or part.progress or (part.tokens and not part.finish)):
             return
         body: Json = {
             "index": part.index,
@@ -65,6 +66,8 @@ class LlamaReply:
             body["completion_probabilities"] = [self._entry(entry) for entry in part.logprobs]
         if part.timings is not None:
             body["timings"] = part.timings.as_json()
+        if part.progress is not None:
+            body["prompt_progress"] = part.progress.as_json()
         yield sse(compact(body))
 
     def end(self, end: End) -> Iterator[bytes]:

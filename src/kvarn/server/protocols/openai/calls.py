@@ -44,7 +44,8 @@ def _extended(call: Call, body: dict[str, Any]) -> Call:
     if "prompt_logprobs" in body and call.stream:
         raise Refusal(400, "prompt_logprobs are not part of a stream: leave stream out", "prompt_logprobs")
     timed, given = bool(body.get("timings_per_token")), call.given | {"verbose": bool(body.get("verbose"))}
-    return replace(call, timed=timed, token_ids=bool(body.get("return_token_ids")), given=given)
+    watched, token_ids = bool(body.get("return_progress")), bool(body.get("return_token_ids"))
+    return replace(call, timed=timed, watched=watched, token_ids=token_ids, given=given)
 
 
 def _prompts(value: Any) -> Sequence[Prompt]:

@@ -98,6 +98,10 @@ class OpenAIReply:
         return iter(())
 
     def part(self, part: Part) -> Iterator[bytes]:
+        if part.progress is not None:
+            self._timings, self._once = part.timings, self._once | {"prompt_progress": part.progress.as_json()}
+            yield self._frame(self._empty(part.index))
+            return
         found = self._chunks(part)
         if self._call.token_ids:
             self._add_ids(part, found)
@@ -136,6 +140,10 @@ class OpenAIReply:
         ids += part.tokens
         if found:
             found[0]["token_ids"], self._ids[part.index] = ids, []
+
+    def _empty(self, index: int) -> Json:
+        """The choice of a chunk that adds nothing to it."""
+        raise NotImplementedError
 
     def _opening(self, index: int, first: Json) -> Iterator[bytes]:
         return iter(())
@@ -212,6 +220,9 @@ class ChatReply(OpenAIReply):
             message["tool_calls"] = [call.as_field() for call in answer.calls]
         return message
 
+    def _empty(self, index: int) -> Json:
+        return _chunked(index, {})
+
     def _opening(self, index: int, first: Json) -> Iterator[bytes]:
         if index in self._opened:
             return
@@ -272,6 +283,9 @@ class CompletionReply(OpenAIReply):
     def _choice(self, part: Part) -> Json:
         end = {"logprobs": self._logprobs(part.index, part.logprobs), "finish_reason": part.finish or "stop"}
         return {"index": part.index, "text": part.answer.content, **end}
+
+    def _empty(self, index: int) -> Json:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
     def _chunks(self, part: Part) -> list[Json]:
         text = "".join(delta.text for delta in part.deltas if isinstance(delta, Content))

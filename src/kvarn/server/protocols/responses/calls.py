@@ -68,8 +68,15 @@ def response_call(raw: bytes, stored: Responses, owner: bytes) -> Call:
         raise _renamed(refusal) from None
     asked = Asked(body, _listed_tools(body), [item.body for item in items], head, conversation)
     field = RENAMED.get(call.structure_field, call.structure_field)
-    given = {"asked": asked}
-    return replace(call, structure_field=field, given=given, kept=body.get("store", True), text_logprobs=True)
+    return replace(
+        call,
+        structure_field=field,
+        given={"asked": asked},
+        kept=body.get("store", True),
+        text_logprobs=True,
+        timed=body.get("timings_per_token", False),
+        watched=body.get("return_progress", False),
+    )
 
 
 def _previous(body: Json, stored: Responses, owner: bytes) -> Stored | None:

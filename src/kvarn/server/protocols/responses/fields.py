@@ -2,7 +2,7 @@
 
 from kvarn.chats.tools import MOST_TOOLS
 from kvarn.server.chat_fields import MARKUP, OBJECT, TEXT, TEXT_OR_NULL
-from kvarn.server.request_fields import HARMLESS, IGNORED, NO_OPS, SHARED, Fields
+from kvarn.server.request_fields import EXTENSIONS, HARMLESS, IGNORED, NO_OPS, SHARED, Fields
 from kvarn.server.schema import Schema, nullable
 
 ID: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
@@ -128,6 +128,7 @@ TABLE: dict[str, Schema] = {
         "additionalProperties": False,
     },
     "chat_template_kwargs": MARKUP["chat_template_kwargs"],
+    **{name: EXTENSIONS[name] for name in ("timings_per_token", "return_progress")},
     **{
         name: SHARED[name]
         for name in (

@@ -18,6 +18,7 @@ from kvarn.server.protocols.responses.output import Event, Output
 from kvarn.server.protocols.responses.store import Responses, Stored
 from kvarn.server.refusal import Refusal
 from kvarn.server.schema import Json
+from kvarn.server.timings import Timings
 
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # of errors in a stream
 
@@ -48,21 +49,27 @@ class ResponseReply:
     def whole(self, choices: Sequence[Part], end: End) -> Json:
         for part in choices:
             self._read(part)
-        return self._complete(end)[1]
+        return self._complete(end)[1] | self._timings(end.timings)
 
     def begin(self, n_prompt: int) -> Iterator[bytes]:
         for kind in ("created", "in_progress"):
             yield self._frame({"type": f"response.{kind}", "response": self._response("in_progress")})
 
     def part(self, part: Part) -> Iterator[bytes]:
-        for event in self._read(part):
-            yield self._frame(event)
+        if part.progress is not None:
+            told = {"response": self._response("in_progress"), "prompt_progress": part.progress.as_json()}
+            yield self._frame({"type": "response.in_progress", **told, **self._timings(part.timings)})
+            return
+        events = self._read(part)
+        for event in events:
+            yield self._frame(event | (self._timings(part.timings) if event is events[-1] else {}))
 
     def end(self, end: End) -> Iterator[bytes]:
         events, response = self._complete(end)
         for event in events:
             yield self._frame(event)
-        yield self._frame({"type": f"response.{response['status']}", "response": response})
+        last = {"type": f"response.{response['status']}", "response": response}
+        yield self._frame(last | self._timings(end.timings))
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[bytes]:
         error = {"code": CODES.get(refusal.status, "server_error"), "message": str(refusal)}
@@ -93,6 +100,9 @@ class ResponseReply:
         if self._call.kept:
             self._keep(response)
         return events, response
+
+    def _timings(self, found: Timings | None) -> Json:
+        return {"timings": found.as_json()} if found is not None and self._call.timed else {}
 
     def _frame(self, event: Event) -> bytes:
         numbered = {"type": event["type"], "sequence_number": self._n_events, **event}
