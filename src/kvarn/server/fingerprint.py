@@ -1,5 +1,6 @@
-"""`system_fingerprint`: a short string that changes if the bits of answers may change. Clients of llama.cpp expect a `b`
-at its beginning.
+"""`system_fingerprint`: a short string that changes if the bits of answers may change.
+
+Clients of llama.cpp expect a `b` at its beginning.
 
     bits-kvarn-0.1.0-cpu-pairs-bf16-a1-3f9c2a7e
                |     |   |     |    |  the model and how it is used: files, configuration, template, windows
