@@ -81,7 +81,7 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
         OTHERWISE,
         "test_cors_",
         "",
-        "pages of other origins are refused, unless `--cors-origin` names them; a preflight is answered with 204",
+        "pages of other origins are refused, unless `--cors-origin` names them",
     ),
     (
         MISSING,
