@@ -50,7 +50,7 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     (FLAGS, "test_server_model_aliases_and_tags", "", "`--tags`, and several names in `--alias`"),
     (
         FLAGS,
-        "test_chat_template$",
+        "test_chat_template$|test_chat_template_assistant_prefill|continue_final_message_vllm",
         "",
         "`--verbose`: shows the prompt of every request",
     ),
@@ -62,13 +62,6 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (FLAGS, "stream::", "", "the router: no model, `X-Conversation-Id`, `/v1/stream`"),
     (FLAGS, "test_cors_proxy|tools_enabled", "", "`--ui-mcp-proxy`, `--tools`"),
-    # -- not implemented
-    (
-        MISSING,
-        "test_chat_template_assistant_prefill|continue_final_message_vllm",
-        "",
-        "an answer that continues a message of the assistant (`continue_final_message`)",
-    ),
     # -- different on purpose
     (OTHERWISE, "test_no_ui|static_assets", "", "there is no web page at `/`"),
     (
