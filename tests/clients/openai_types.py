@@ -29,6 +29,7 @@ EXTENSIONS = {
     "bytes",  # of a token; for whole answers the types have it, for events not
     "reasoning_content",  # as in DeepSeek's API
     "max_model_len",  # as in vLLM's
+    "timings",  # as in llama.cpp's
     "models",  # for Codex
     *("store", "presence_penalty", "frequency_penalty"),  # of the Open Responses specification
 }
@@ -40,6 +41,7 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 RESPONSES: dict[str, dict[str, Any]] = {
     "text": {"metadata": {"a": "b"}, "user": "u", "instructions": "Be brief.", "prompt_cache_key": "k"},
+    "cache": {"prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}},
     "items": {"input": [{"role": "developer", "content": "Hi"}, {"role": "user", "content": QUESTION}]},
     "whole": {"max_output_tokens": 300, "reasoning": {"effort": "low"}, "service_tier": "auto"},
     "logprobs": {"top_logprobs": 3, "include": ["message.output_text.logprobs"]},

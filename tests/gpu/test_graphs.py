@@ -106,7 +106,7 @@ def test_context_that_grows_over_the_edges_of_buckets_of_splits(loaded: Loaded) 
         for pos in range(start, stop):
             rows = batch.step({0: [tokens[pos]], 1: [5]})
             assert same_bits(rows[0], whole[pos : pos + 1]), pos
-            splits.append(loaded.backend._driver.launches("decode")[-1].grid[0])
+            splits.append(loaded.backend._driver.launches("decode")[-1].argument("n_splits"))
     assert splits == [1, 2, 2, 2, 4, 4]
 
 

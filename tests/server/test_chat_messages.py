@@ -154,6 +154,12 @@ def test_what_is_ignored_is_counted(client: Client) -> None:
     assert "x1" not in client.metrics(), "a client cannot make a label"
 
 
+def test_fields_of_every_protocol_are_counted_from_zero(client: Client) -> None:
+    lines = [line for line in client.metrics().splitlines() if line.startswith("kvarn:ignored_fields_total")]
+    for field in ("web_search_options", "max_tool_calls", "mcp_servers", "n_discard", "keep_alive"):
+        assert any(f'field="{field}"' in line for line in lines), field
+
+
 def test_a_long_list_is_cut(client: Client) -> None:
     part = {"type": "text", "text": "a"} | {f"k{i}" * 20: 1 for i in range(100)}
     reply = client.ask(messages=[{"role": "user", "content": [part]}], max_tokens=1)

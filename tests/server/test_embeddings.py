@@ -68,10 +68,11 @@ def test_forms_of_input(client: Client, given: object, same: list) -> None:
 
 
 def test_a_call_may_have_more_texts_than_the_queue_has_places(client: Client) -> None:
-    found = vectors(client, input=[[i % 250 + 1, 5] for i in range(1000)])
-    body = client.ask(EMBED, input=[[5]] * 1000).json
+    body = client.ask(EMBED, input=[[i % 250 + 1, 5] for i in range(1000)]).json
     assert (len(body["data"]), len(body["kvarn"]["prompts"])) == (1000, 128)
-    assert found == 4 * [vector.tolist() for vector in client.llm.embed([[i + 1, 5] for i in range(250)])]
+    assert [each["embedding"] for each in body["data"]] == 4 * [
+        vector.tolist() for vector in client.llm.embed([[i + 1, 5] for i in range(250)])
+    ]
 
 
 def test_llama_cpp_has_a_list_of_vectors_for_each_text(client: Client) -> None:

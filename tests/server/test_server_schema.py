@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @SCHEMA.include(path_regex=FIRST).parametrize()
-@settings(max_examples=20, **HOW)
+@settings(max_examples=10, **HOW)
 def test_no_request_gets_a_500(case: schemathesis.Case, server: Served) -> None:
     check(case, server)
 

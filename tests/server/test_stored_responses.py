@@ -76,6 +76,15 @@ def test_without_keys_records_do_not_show_the_id_that_reads_a_response(client: C
     assert client.get(f"/kvarn/requests/{made['id']}").json["id"] == f"{made['id'][:12]}..."
 
 
+def test_records_do_not_name_the_response_that_was_continued(client: Client) -> None:
+    """An id in a record would let who reads the record read the response."""
+    first = client.ask(PATH, input="play text", temperature=0).json
+    second = client.ask(PATH, input="play text", temperature=0, previous_response_id=first["id"]).json
+    assert second["kvarn"]["continued"]["id"] == first["id"]
+    assert first["id"] not in json.dumps(client.get("/kvarn/requests").json)
+    assert "continued" not in client.get(f"/kvarn/requests/{second['id']}").json
+
+
 def test_not_stored(client: Client) -> None:
     made = client.ask(PATH, input="play text", temperature=0, store=False).json
     assert made["store"] is False

@@ -65,6 +65,7 @@ class RecordingDriver:
 
     def __init__(self, name: str = "Recording", target: int = 90, total_bytes: int = 1 << 30) -> None:
         self.name, self.target, self.total_bytes = name, target, total_bytes
+        self.processors = 12
         self.calls: list[Call] = []
         self.live: dict[int, int] = {}  # address -> bytes, of allocations
         self.closed = False

@@ -38,6 +38,7 @@ class Device(Protocol):
 
     name: str
     target: int  # compute capability, 90 for 9.0
+    processors: int
     total_bytes: int
     version: str  # of the driver
 
@@ -138,7 +139,7 @@ class Driver:
         self.bind()
         self.name = self._call(api.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
         kinds = api.CUdevice_attribute
-        major, minor, self._processors, self._shared = (
+        major, minor, self.processors, self._shared = (
             int(self._call(api.cuDeviceGetAttribute(kind, device)))
             for kind in (
                 kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
@@ -238,7 +239,7 @@ class Driver:
     def _even(self, programs: int) -> int:
         """Shared memory with which programs cannot crowd on some processors while others have few: those that start
         early find room on few. At least two fit on a processor, so that the next kernel can start early, too."""
-        on_each = max(-(-programs // self._processors), 2)
+        on_each = max(-(-programs // self.processors), 2)
         return (self._shared // on_each - BLOCK_SHARED) // 1024 * 1024
 
     def _launching(self) -> Any:

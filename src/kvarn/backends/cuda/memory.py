@@ -128,17 +128,20 @@ class CudaMemory:
         added = specs.reduce(spec.v_dim, deep=n_splits >= specs.DEEP)
         function, reduce = map(self.driver.function, (specs.decode(self.codec, spec.k_dim), added))
         args = self._arguments(layer, frame, q, scale)
-        parts = ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
+        heads = group.stored_heads * ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
         results, width = n_splits * spec.n_heads, specs.head_block(spec.v_dim)  # of one token
         room = self._scratch.nbytes // (align(results, inbox.ALIGNMENT) * (width + 2) * 4)
         at_once = min(room // inbox.ALIGNMENT * inbox.ALIGNMENT, MOST_IN_GRID)
         for start in range(0, frame.n_singles, at_once):
             n, tokens = min(frame.n_singles - start, at_once), frame.singles + 4 * start
             sums = (partial, partial + 4 * n * results * width)
-            self.driver.launch(function, (n_splits, group.stored_heads * parts, n), (*args, tokens, *sums))
-            shape = (n_splits, spec.n_heads, spec.v_dim)
-            pieces = (n, ceil_div(spec.n_heads, added.size("HEADS")), width // added.size("PIECE"))
-            self.driver.launch(reduce, pieces, (*sums, tokens, out.address, *shape, *_how(out), 1))
+            programs = specs.decode_programs(n_splits, heads * n, self.driver.processors)
+            where = (out.address, *_how(out))
+            self.driver.launch(function, (programs, heads, n), (*args, tokens, n_splits, *sums, *where))
+            if programs > 1:
+                shape = (n_splits, spec.n_heads, spec.v_dim, *_how(out), 1)
+                pieces = (n, ceil_div(spec.n_heads, added.size("HEADS")), width // added.size("PIECE"))
+                self.driver.launch(reduce, pieces, (*sums, tokens, out.address, *shape))
 
     def _arguments(self, layer: int, frame: Frame, q: int, scale: float) -> tuple[int | float, ...]:
         """What `prefill` and `decode` have in common: specs.ATTENTION."""

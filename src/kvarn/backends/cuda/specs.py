@@ -30,6 +30,8 @@ GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` compute
 ROTATED_HEADS = 8  # of a token, that a program of `rotate` computes
 REDUCED = 32  # numbers of a head that a program of `reduce` adds, if there are many splits
 DEEP = 64  # so many splits
+MOST_OF_SPLITS = 8  # that a program of `decode` takes
+DECODING = 2  # programs of `decode` that a processor runs together
 PREFILL_ROWS = 64  # query rows of a program of `prefill`
 ROWS = 256  # workspaces have a multiple of this many rows
 COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of the output)
@@ -276,13 +278,23 @@ def _tile(codec: str, block: int) -> int:
     return 64 if block == LARGEST_HEAD else 128
 
 
+def decode_programs(n_splits: int, heads: int, processors: int) -> int:
+    """Programs of `decode` that share the splits of a token and head; `heads` counts those of all tokens. As many as
+    fill the device, and more if one would have more than MOST_OF_SPLITS: tokens differ in how many they see."""
+    return max(-(-n_splits // MOST_OF_SPLITS), min(DECODING * processors // heads, n_splits), 1)
+
+
+_ALIGNED = tuple(
+    (name, HEAD_MULTIPLE) for name in ("dim", "out_stride", *(word.split(":")[0] for word in CELLS.split()))
+)
+
+
 @cache
 def decode(codec: str, dim: int) -> Kernel:
     block = head_block(dim)
-    text = f"{ATTENTION} tokens:*i32 partial:*fp32 ends:*fp32"
+    text = f"{ATTENTION} tokens:*i32 n_splits:i32 partial:*fp32 ends:*fp32 out:*fp32 out_stride:i32 form:i32"
     constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS), EARLY)
-    aligned = (("dim", HEAD_MULTIPLE), *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()))
-    return Kernel("decode", _arguments(text, C=TYPES[codec]), constants, aligned, stages=3)
+    return Kernel("decode", _arguments(text, C=TYPES[codec]), constants, _ALIGNED, stages=3)
 
 
 @cache
@@ -291,12 +303,7 @@ def prefill(codec: str, dim: int) -> Kernel:
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
     text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
     constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows), EARLY)
-    aligned = (
-        ("dim", HEAD_MULTIPLE),
-        ("out_stride", HEAD_MULTIPLE),
-        *((word.split(":")[0], HEAD_MULTIPLE) for word in CELLS.split()),
-    )
-    return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, aligned, stages=1)
+    return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, _ALIGNED, stages=1)
 
 
 @cache

@@ -75,3 +75,11 @@ def factors(peak, split_peak, split_mass):
 @triton.jit
 def fold(total, part, old, new, empty):
     return tl.where(empty, total, tl.fma(part, tl.broadcast_to(new, part.shape), total * old))
+
+
+@triton.jit
+def folded(total_peak, total_mass, total, peak, mass, acc):
+    """The sums so far with those of one split more."""
+    total_peak, old, new, empty = factors(total_peak, peak, tl.max(mass, 1))
+    old, new, empty = old[:, None], new[:, None], empty[:, None]
+    return total_peak, fold(total_mass, mass, old, new, empty), fold(total, acc, old, new, empty)

@@ -10,9 +10,8 @@ import triton.language as tl
 
 from kvarn.backends.cuda.kernels.attention import (
     add_tile,
-    factors,
     first_split,
-    fold,
+    folded,
     load_tile,
     only_finite,
     seen_by,
@@ -99,19 +98,12 @@ def prefill(
                 s = tl.where(seen_by(pos[:, None], key[None, :], window, pinned), s, float("-inf"))
             peak, mass, acc = add_tile(s, scale, values, peak, mass, acc)
             if count % (SPLIT // TILE) == SPLIT // TILE - 1:
-                total_peak, total_mass, total = _folded(total_peak, total_mass, total, peak, mass, acc)
+                total_peak, total_mass, total = folded(total_peak, total_mass, total, peak, mass, acc)
                 peak = tl.full((BM,), float("-inf"), tl.float32)
                 mass = tl.zeros((BM, 8), tl.float32)
                 acc = tl.zeros((BM, BD), tl.float32)
-        total_peak, total_mass, total = _folded(total_peak, total_mass, total, peak, mass, acc)
+        total_peak, total_mass, total = folded(total_peak, total_mass, total, peak, mass, acc)
         mass = tl.max(total_mass, 1)[:, None]
         result = tl.div_rn(total, tl.broadcast_to(mass, total.shape))
         column = (stored_head * group + member % group)[:, None] * dim + d[None, :]
         store_in_form(form, out, (start + member // group)[:, None] * out_stride + column, result, inside)
-
-
-@triton.jit
-def _folded(total_peak, total_mass, total, peak, mass, acc):
-    total_peak, old, new, empty = factors(total_peak, peak, tl.max(mass, 1))
-    old, new, empty = old[:, None], new[:, None], empty[:, None]
-    return total_peak, fold(total_mass, mass, old, new, empty), fold(total, acc, old, new, empty)
