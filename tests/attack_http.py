@@ -53,7 +53,7 @@ class Attack:
             assert reply.status == 200, f"an honest client gets {reply.status} from {path}"
             answers.append(said(reply.json))
         stream = self.server.ask(CHAT, VALID[CHAT] | {"stream": True}, KEY).events
-        answers.append("".join(c["delta"].get("content", "") for event in stream for c in event["choices"]))
+        answers.append("".join(c["delta"].get("content") or "" for event in stream for c in event["choices"]))
         return answers
 
     def check(self) -> None:

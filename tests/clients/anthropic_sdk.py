@@ -139,7 +139,13 @@ def image(address: str) -> None:
 
 
 def prefill(address: str) -> None:
-    create(address, messages=[*ASKED, {"role": "assistant", "content": "The"}])
+    turns = [*ASKED, {"role": "assistant", "content": "The capital"}]
+    count = client(address).messages.count_tokens
+    asked, more = (count(model=MODEL, messages=each).input_tokens for each in (ASKED, turns))
+    assert 0 < more - asked < 4, "only the text is added: nothing closes the turn"
+    (block,) = create(address, messages=turns).content
+    with client(address).messages.stream(**COMMON | {"messages": turns}) as stream:
+        assert stream.get_final_text() == block.text
 
 
 if __name__ == "__main__":
@@ -157,8 +163,8 @@ if __name__ == "__main__":
             works("what Claude Code sends besides: server tools, betas, `context_management`", agents),
             works("`diagnostics`", diagnosed),
             works("models", models),
+            works("a turn of the assistant at the end is continued", prefill),
             works("errors are those of the client", errors),
             refused("images", image),
-            refused("a turn of the assistant at the end", prefill),
         ],
     )

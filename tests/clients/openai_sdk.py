@@ -38,7 +38,7 @@ def whole(address: str) -> None:
     found = chat(address, max_tokens=20)
     assert found.choices[0].message.content == answer(address)
     assert found._request_id
-    assert found.system_fingerprint.startswith("kvarn-")
+    assert found.system_fingerprint.startswith("bits-kvarn-")
     again = [*ASKED, found.choices[0].message.model_dump(), ASKED[0]]  # the message as it came
     assert chat(address, messages=again).usage.prompt_tokens_details.cached_tokens > 20
 

@@ -11,6 +11,7 @@ the page has the last results of the others.
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -111,6 +112,12 @@ def page(results: list[Result], commit: str, missing: list[str]) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
@@ -131,6 +138,7 @@ def main() -> int:
         "KVARN_PEER_VOCABULARY": str(given.vocabulary.resolve()),
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PORT": os.environ.get("PORT") or free_port(),
     }
     failed = 0
     for name in given.only or FILES:

@@ -361,7 +361,7 @@ WRONG: list[tuple[dict, str]] = [
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}, user("c")]},
         "messages[0].content[0].input is missing",
     ),
-    ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "messages end with a turn of the assistant"),
+    ({"messages": [user("a"), {"role": "assistant", "content": " "}]}, "messages end with a turn of the assistant"),
     ({"system": [{"type": "image"}]}, "system: image input is not supported"),
     ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema is missing"),

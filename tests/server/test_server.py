@@ -68,8 +68,10 @@ def test_streamed_and_whole_are_the_same(server: Served) -> None:
                     joined = [x for piece in pieces for x in piece["logprobs"][name]]
                     assert joined == choice["logprobs"][name]
             else:
-                assert pieces[0]["delta"] == {"role": "assistant", "content": ""}
-                assert "".join(piece["delta"].get("content", "") for piece in pieces) == choice["message"]["content"]
+                assert pieces[0]["delta"] == {"role": "assistant", "content": None}
+                assert pieces[-1]["delta"] == {}, "only a finish_reason"
+                text = "".join(piece["delta"]["content"] for piece in pieces[1:] if piece["delta"])
+                assert text == choice["message"]["content"]
                 content = [x for piece in pieces if piece["logprobs"] for x in piece["logprobs"]["content"]]
                 assert content == choice["logprobs"]["content"]
             assert [piece["finish_reason"] for piece in pieces][-1] == choice["finish_reason"]

@@ -129,7 +129,7 @@ def test_no_limit_fills_the_context(server: Served) -> None:
 def test_every_answer_and_chunk_has_the_fingerprint(server: Served) -> None:
     whole = ask(server, TEXT, SHORT, x_api_key="alice").json["system_fingerprint"]
     order = native.sum_order()
-    assert re.fullmatch(rf"kvarn-[\d.]+-cpu-{order}-bf16-a{arithmetic.VERSION}-[0-9a-f]{{8}}", whole)
+    assert re.fullmatch(rf"bits-kvarn-[\d.]+-cpu-{order}-bf16-a{arithmetic.VERSION}-[0-9a-f]{{8}}", whole)
     for path, body in ((TEXT, SHORT), (CHAT, TALK)):
         events = ask(server, path, body | {"stream": True}, x_api_key="alice").events
         assert {event["system_fingerprint"] for event in events} == {whole}

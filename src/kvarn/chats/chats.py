@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvarn.chats.answer import Plain, Reader
-from kvarn.chats.continuation import Suffix, suffix
+from kvarn.chats.continuation import Suffix, check_reasoning, suffix, up_to_the_end
 from kvarn.chats.history import for_template
 from kvarn.chats.rules import Rule, rule_of
 from kvarn.chats.tools import NO_TOOLS, ToolUse
@@ -69,8 +69,10 @@ class Chats:
         use: ToolUse = NO_TOOLS,
         variables: Mapping[str, Any] | None = None,
         opens: bool = True,
+        continues: bool = False,
     ) -> tuple[str, Mapping[str, str]]:
-        """The text of the prompt, and its stand-ins. `opens`: it ends where the answer begins."""
+        """The text of the prompt, and its stand-ins. `opens`: it ends where the answer begins. `continues`: that is the
+        end of the last message's text."""
         check_variables({} if variables is None else variables)
         given: dict[str, Any] = {"messages": for_template(messages), "variables": dict(variables or {})}
         if use.shown or any("tool_calls" in message or message["role"] == "tool" for message in given["messages"]):
@@ -83,8 +85,12 @@ class Chats:
         quoted = self._quotes.quote(given)
         values = quoted.values
         more = {"tools": values["tools"]} if "tools" in values else {}
-        more |= {} if opens else {"add_generation_prompt": False}
-        return self._render(values["messages"], **values["variables"], **more), quoted.stand_ins
+        more |= {} if opens and not continues else {"add_generation_prompt": False}
+        render = partial(self._render, **values["variables"], **more)
+        if not continues:
+            return render(values["messages"]), quoted.stand_ins
+        check_reasoning(self.dialect, given["messages"][-1]["content"])
+        return up_to_the_end(render, values["messages"]), quoted.stand_ins
 
     def suffix(
         self, answer: Message, new: Sequence[Message], use: ToolUse, variables: Mapping[str, Any]

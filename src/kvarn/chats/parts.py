@@ -81,7 +81,12 @@ class Parts:
 
 
 def parts_of(
-    chats: Chats, messages: Sequence[Message], use: ToolUse, variables: Mapping[str, Any], prompt: str
+    chats: Chats,
+    messages: Sequence[Message],
+    use: ToolUse,
+    variables: Mapping[str, Any],
+    prompt: str,
+    continues: bool = False,
 ) -> Parts | None:
     """Of a conversation whose tokens spell `prompt`. Some tokenizers drop white space. None: not known."""
     if len(messages) >= TOOLS:
@@ -94,7 +99,7 @@ def parts_of(
         marked = [_message(message, _mark(i, alphabet), deep) for i, message in enumerate(messages)]
         tools = replace(use, shown=tuple(_tool(tool, _mark(TOOLS, alphabet), deep) for tool in use.shown))
         try:
-            text, stand_ins = chats.prompt(marked, tools, variables)
+            text, stand_ins = chats.prompt(marked, tools, variables, continues=continues)
         except KvarnError:
             continue
         plain, marks = _without_marks(restored(text, stand_ins), alphabet)

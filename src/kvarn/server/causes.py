@@ -76,7 +76,7 @@ class Causes:
         return replace(e, difference=found)
 
     def _parts(self, talk: Talk, text: str) -> Parts | None:
-        return parts_of(self._chats(), talk.messages, talk.tools, self._variables(talk), text)
+        return parts_of(self._chats(), talk.messages, talk.tools, self._variables(talk), text, talk.continues)
 
     def _of_chat(self, at: int, onward: str, parts: Parts, asked: Asked, talk: Talk) -> Difference:
         """`at`: where the tokens part. `onward`: the earlier text from there."""

@@ -91,6 +91,14 @@ MARKUP: dict[str, Schema] = {  # fields of a chat that only chats have
         "description": "none: reasoning stays in the text",
     },
     "include_reasoning": {"type": "boolean", "description": "false: the answer does not have the reasoning"},
+    "continue_final_message": {
+        "type": "boolean",
+        "description": "the answer continues the text of the last message (default: if it is the assistant's)",
+    },
+    "add_generation_prompt": {
+        "type": "boolean",
+        "description": "true: the answer is a message of its own; false: only to continue the last message",
+    },
     "chat_template_kwargs": {
         "type": "object",
         "maxProperties": 32,

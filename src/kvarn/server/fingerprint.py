@@ -1,12 +1,14 @@
 """`system_fingerprint`: a short string that changes if the bits of answers may change.
 
-    kvarn-0.1.0-cpu-pairs-bf16-a1-3f9c2a7e
-          |     |   |     |    |  the model and how it is used: files, configuration, template, windows
-          |     |   |     |    version of the arithmetic (kvarn.arithmetic.VERSION)
-          |     |   |     codec of the cache
-          |     |   order of sums, on backends that have more than one; `inexact`, if bits may depend on the batch
-          |     backend
-          version of kvarn: tokenization and sampling may change with it
+Clients of llama.cpp expect a `b` at its beginning.
+
+    bits-kvarn-0.1.0-cpu-pairs-bf16-a1-3f9c2a7e
+               |     |   |     |    |  the model and how it is used: files, configuration, template, windows
+               |     |   |     |    version of the arithmetic (kvarn.arithmetic.VERSION)
+               |     |   |     codec of the cache
+               |     |   order of sums, on backends that have more than one; `inexact`, if bits may depend on the batch
+               |     backend
+               version of kvarn: tokenization and sampling may change with it
 
 What cannot change an answer is not in it: threads, instruction sets, batch sizes, the number of sequences,
 strategies and layouts with the same windows. Of files above 64 MiB a sample is read: 16 KiB of every MiB.
@@ -33,7 +35,7 @@ def fingerprint_of(llm: LLM) -> str:
         _add(digest, file)
     order = "inexact" if facts.get("exact") == "no" else facts.get("order")
     parts = [facts["name"], order, plan.codec.name, f"a{arithmetic.VERSION}", digest.hexdigest()]
-    return "-".join(["kvarn", __version__, *filter(None, parts)])
+    return "-".join(["bits", "kvarn", __version__, *filter(None, parts)])
 
 
 def _files(path: Path) -> list[Path]:

@@ -143,14 +143,14 @@ def _preflight(origin: str, asked: Headers) -> Response:
     wanted = asked.get("access-control-request-headers", "")
     headers = {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
+        "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
         "Access-Control-Allow-Headers": wanted if wanted and NAMES.fullmatch(wanted) else DEFAULT_HEADERS,
         "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
         "Vary": "Origin, Access-Control-Request-Headers",
     }
     if asked.get("access-control-request-private-network") == "true":
         headers["Access-Control-Allow-Private-Network"] = "true"
-    return Response(status_code=204, headers=headers)
+    return Response(headers=headers)
 
 
 def _place(header: str) -> Place | None:

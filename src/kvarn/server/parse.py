@@ -16,7 +16,7 @@ from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import DETOKENIZE, TOKENIZE, Fields
 from kvarn.server.request_id import sane
 from kvarn.server.schema import problem, show
-from kvarn.server.talk import Talk, talk_of
+from kvarn.server.talk import Talk, check_opening, talk_of
 from kvarn.structured import (
     Structure,
     from_gbnf,
@@ -96,7 +96,7 @@ def tokenize_call(raw: bytes) -> dict[str, Any]:
     if "content" in body and "add_special_tokens" in body:
         raise Refusal(400, "add_special_tokens belongs to prompt: give add_special", "add_special_tokens")
     if "messages" in body:
-        body["talk"] = talk_of(body)
+        body["talk"] = check_opening(body, talk_of(body))
     return body
 
 

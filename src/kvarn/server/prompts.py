@@ -127,7 +127,7 @@ class Prompts:
     def _prompt(self, talk: Talk, opens: bool = True) -> tuple[str, StandIns, list[Ignored]]:
         self._check_size(n_characters(talk.messages) + n_characters(talk.tools.shown))
         variables, ignored = self._variables(talk)
-        prompt, stand_ins = self._chats.prompt(talk.messages, talk.tools, variables, opens)
+        prompt, stand_ins = self._chats.prompt(talk.messages, talk.tools, variables, opens, talk.continues)
         self._check_size(len(prompt))
         return prompt, stand_ins, ignored
 

@@ -156,6 +156,8 @@ TOKENIZE: dict[str, Schema] = {
     "messages": CHAT["messages"],
     "tools": CHAT["tools"],
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "continue_final_message": CHAT["continue_final_message"],
+    "add_generation_prompt": CHAT["add_generation_prompt"],
     "model": SHARED["model"],
     "add_special_tokens": {"type": "boolean", "description": "a BOS token where the model has one (default: true)"},
 }

@@ -38,6 +38,7 @@ class Talk:
     reasoning: bool = True  # the answer has the reasoning
     before: Before | None = None
     effort_field: str = "reasoning_effort"  # the field that has the effort
+    continues: bool = False  # the answer continues the text of the last message
     thinks: bool | None = None  # whether the model should reason; None: as it does by default
 
 
@@ -47,14 +48,37 @@ def talk_of(body: dict[str, Any]) -> Talk:
         tools = tool_use(functions, body.get("tool_choice"), body.get("parallel_tool_calls", True))
     except BadTools as error:
         raise Refusal(400, str(error), error.field, logged=f"{error.field} cannot be used") from None
+    messages = [_message(message, i) for i, message in enumerate(body["messages"])]
     return Talk(
-        [_message(message, i) for i, message in enumerate(body["messages"])],
+        messages,
         tools,
         _variables(body.get("chat_template_kwargs", {})),
         body.get("reasoning_effort"),
         body.get("reasoning_format") != "none",
         body.get("include_reasoning", True),
+        continues=_continues(body, messages[-1] if messages else {}),
     )
+
+
+def _continues(body: dict[str, Any], last: Message) -> bool:
+    """As in llama.cpp, an answer continues the assistant's message at the end, unless the request says otherwise."""
+    asked, opens = body.get("continue_final_message"), body.get("add_generation_prompt")
+    name = "continue_final_message"
+    if asked and opens:
+        raise Refusal(400, f"{name} and add_generation_prompt are both true: give one of them", name)
+    text = last.get("role") == "assistant" and not last.get("tool_calls") and (last["content"] or "").strip()
+    if asked and not text:
+        message = "the last message must be the assistant's, with a text and without tool calls"
+        raise Refusal(400, f"{name}: {message}", name)
+    return bool(text) and asked is not False and not opens
+
+
+def check_opening(body: dict[str, Any], talk: Talk) -> Talk:
+    """Refuse a prompt that ends after a complete message: no answer begins there."""
+    name = "add_generation_prompt"
+    if body.get(name) is False and not talk.continues:
+        raise Refusal(400, f"{name} is false, and there is no message of the assistant to continue: leave it out", name)
+    return talk
 
 
 def _message(message: Message, i: int) -> Message:

@@ -65,6 +65,9 @@ def _read(raw: bytes) -> tuple[Json, Talk, list[Ignored]]:
     }
     thinks = thinking["type"] != "disabled" if thinking else None
     talk = replace(talk_of(translated), thinks=thinks, effort_field="output_config.effort")
+    if messages and messages[-1]["role"] == "assistant" and not talk.continues:
+        message = "messages end with a turn of the assistant without a text, or with calls, which cannot be continued"
+        raise Refusal(400, f"{message}: end with one of the user", "messages")
     return body, talk, list(_ignored(body))
 
 
@@ -83,12 +86,6 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
             turns[-1][1].extend(named)
         else:
             turns.append((message["role"], named))
-    if turns and turns[-1][0] == "assistant":
-        raise Refusal(
-            400,
-            "messages end with a turn of the assistant, which cannot be continued: end with one of the user",
-            "messages",
-        )
     for role, named in turns:
         yield from _assistant(named) if role == "assistant" else _user(role, named)
 

@@ -92,6 +92,7 @@ TEMPLATE = Fields(
     {
         **{name: CHAT[name] for name in ("messages", "tools", "tool_choice", "parallel_tool_calls", "model")},
         **{name: CHAT[name] for name in ("chat_template_kwargs", "reasoning_effort", "reasoning_format")},
+        "continue_final_message": CHAT["continue_final_message"],
         "add_generation_prompt": {"type": "boolean", "description": "false: without the beginning of the answer"},
     },
     ("messages",),

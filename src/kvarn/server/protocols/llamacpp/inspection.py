@@ -1,5 +1,6 @@
 """llama.cpp's endpoints about the server: /props, /slots, /apply-template and /v1/health. Nothing can be changed."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -82,7 +83,10 @@ async def apply_template(service: "Service", request: Request) -> Response:
 
 def _template_call(raw: bytes) -> tuple[Talk, bool]:
     body: dict[str, Any] = checked(raw, TEMPLATE)
-    return talk_of(body), body.get("add_generation_prompt", True)
+    talk, opens = talk_of(body), body.get("add_generation_prompt", True)
+    if not opens and "continue_final_message" not in body:
+        talk = replace(talk, continues=False)
+    return talk, opens
 
 
 async def health(service: "Service", request: Request) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 from kvarn.server.parse import COMPLETION_TOKENS, Call, call_of, checked
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_fields import CHAT, COMPLETION, Fields
-from kvarn.server.talk import talk_of
+from kvarn.server.talk import check_opening, talk_of
 from kvarn.text.tokenizer import Prompt
 
 CHAT_FIELDS = Fields(CHAT, ("messages",))
@@ -24,7 +24,7 @@ def chat_call(raw: bytes) -> Call:
     if len(limits) > 1:
         raise Refusal(400, "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     logprobs = int(top or 0) if body.get("logprobs") else None
-    call = call_of(body, talk=talk_of(body), logprobs=logprobs, limit=max(limits, default=None))
+    call = call_of(body, talk=check_opening(body, talk_of(body)), logprobs=logprobs, limit=max(limits, default=None))
     return _extended(call, body)
 
 

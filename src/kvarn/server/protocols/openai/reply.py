@@ -109,7 +109,7 @@ class OpenAIReply:
             return
         for held in self._last:
             yield self._frame(held)
-        yield from self._opening(part.index, found[0])
+        yield from self._opening(part.index)
         self._timings = part.timings
         self._n_sampled[part.index] = part.n_tokens
         self._last = [found.pop()] if part.finish and not self._call.include_usage else []
@@ -145,7 +145,7 @@ class OpenAIReply:
         """The choice of a chunk that adds nothing to it."""
         raise NotImplementedError
 
-    def _opening(self, index: int, first: Json) -> Iterator[bytes]:
+    def _opening(self, index: int) -> Iterator[bytes]:
         return iter(())
 
     def _frame(self, choice: Json) -> bytes:
@@ -223,17 +223,15 @@ class ChatReply(OpenAIReply):
     def _empty(self, index: int) -> Json:
         return _chunked(index, {})
 
-    def _opening(self, index: int, first: Json) -> Iterator[bytes]:
-        if index in self._opened:
-            return
-        self._opened.add(index)
-        content = None if first["delta"] and "content" not in first["delta"] else ""
-        yield self._frame(_chunked(index, {"role": "assistant", "content": content}))
+    def _opening(self, index: int) -> Iterator[bytes]:
+        if index not in self._opened:
+            self._opened.add(index)
+            yield self._frame(_chunked(index, {"role": "assistant", "content": None}))
 
     def _chunks(self, part: Part) -> list[Json]:
-        """The log-probabilities are in the first one."""
+        """The log-probabilities are in the first one. The last one of a choice has only its finish_reason."""
         found = [_chunked(part.index, body) for delta in part.deltas if (body := self._delta(delta))]
-        if (part.finish and not (found and "content" in found[-1]["delta"])) or (part.logprobs and not found):
+        if part.finish or (part.logprobs and not found):
             found.append(_chunked(part.index, {}))
         if part.logprobs is not None and found:
             found[0]["logprobs"] = self._logprobs(part.logprobs)

@@ -59,7 +59,7 @@ def response_call(raw: bytes, stored: Responses, owner: bytes) -> Call:
     chat = _as_chat(body, tools, conversation)
     limit = int(body["max_output_tokens"]) if "max_output_tokens" in body else None
     try:
-        talk = replace(talk_of(chat), effort_field=RENAMED["reasoning_effort"])
+        talk = replace(talk_of(chat), effort_field=RENAMED["reasoning_effort"], continues=False)
         head = _head(body, talk)
         if before is not None:
             talk = replace(talk, before=_before(body, before, head, len(talk.messages) - len(new)))
