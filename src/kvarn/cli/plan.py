@@ -70,6 +70,8 @@ def parse_depths(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace) -> None:
     process = resident_bytes() or 0  # before there is a model
     settings = flags.cache_settings(args)
+    if args.backend == "reference":
+        raise KvarnError("plans are for the backends cpu and cuda: leave --backend out")
     if args.memory is not None and args.memory < 1:
         raise KvarnError("--memory is 0 bytes; give what the machine has, as in 8G")
     with ProgressLine() as line:

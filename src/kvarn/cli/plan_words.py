@@ -98,7 +98,7 @@ def show_options(facts: Facts) -> None:
 def show_check(check: Facts) -> None:
     rows: list[Sequence[str]] = []
     if check["memory_bytes"] is not None:
-        rows.append(check_row("memory", check["memory_bytes"], lambda n: human_bytes(int(n))))
+        rows.append(check_row("memory", check["memory_bytes"], lambda n: f"{n / 2**20:,.1f} MiB"))
     for each in check["depths"]:
         rows.append(check_row(f"tokens/s at {each['depth']:,}", each["tok_s"], rate))
         name = f"first token of {each['prompt_tokens']:,}"

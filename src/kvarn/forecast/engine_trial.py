@@ -22,9 +22,9 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.sampling import likeliest_token
 
-STEPS = 64
+STEPS = 16
 LOGITS = 1 << 17
-COLD = 4 << 20  # bytes that are read between two steps, as a model would: the engine's data leaves the small caches
+COLD = 48 << 20  # bytes that are read in a step, as a model does: then code and data of the engine leave the caches
 
 
 class _Idle:

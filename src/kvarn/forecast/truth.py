@@ -7,6 +7,7 @@ Speed is that of the engine, with sampling and bookkeeping, as a user has it.
 
 import ctypes
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,11 +84,11 @@ def _measure(engine: Engine, depth: int, ids: Sequence[int]) -> Measured:
         while not engine.step():
             pass
         first = time.perf_counter() - start
-        for _ in range(WARM):
+        times = []
+        for _ in range(TOKENS - 1):
+            start = time.perf_counter()
             engine.step()
-        start = time.perf_counter()
-        drawn = sum(len(engine.step()) for _ in range(TOKENS - 1 - WARM))
-        seconds = time.perf_counter() - start
+            times.append(time.perf_counter() - start)
     finally:
         engine.cancel(request)
-    return Measured(depth, prompt, first, drawn / seconds)
+    return Measured(depth, prompt, first, 1 / statistics.median(times[WARM:]))
