@@ -48,6 +48,7 @@ LINES = {
     "perplexity": ("perplexity", "perplexity -m M -f T -c 32 --chunks 2 -t 1"),
     "plan": ("plan", "plan M -t 1 --depth 0,8"),
     "plan for another machine": ("plan", "plan M -t 1 -np 2 --memory 1M --cache ring --window 16"),
+    "plan for a device": ("plan", "plan M --backend cuda --memory 8G"),
     "plan with the truth": ("plan", "plan M -t 1 --check -c 64"),
     "inspect": ("inspect", "inspect M"),
     "inspect with a window": ("inspect", "inspect M --window 16 -c 64"),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.fake_cuda import install
 from support.serving import tiny_model
 from support.tiny_files import write_hf
 
@@ -149,3 +150,27 @@ def test_words() -> None:
     assert parse_depths("0,4k,32K,1m,0") == (0, 4096, 32768, 1 << 20)
     assert [rate(number) for number in (3.14159, 999.94, 12345.6)] == ["3.1", "999.9", "12,346"]
     assert [seconds(number) for number in (0.0051, 0.9994, 1.25, 4321.0)] == ["5 ms", "999 ms", "1.2 s", "4,321.0 s"]
+
+
+def test_a_device(model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    found = facts(capsys, model)
+    assert (found["backend"]["name"], found["fits"], "depths" in found) == ("cuda", True, False)
+    assert found["device"]["total"] == sum(found["device"][key] for key in ("weights", "beside", "cache"))
+    assert found["device"]["total"] <= found["budget"]
+    assert facts(capsys, model, "--backend", "cpu")["backend"]["name"] == "cpu"
+    assert facts(capsys, model, "--memory", "4G")["backend"]["name"] == "cpu", "of another machine"
+    lines = planned(capsys, model)
+    assert [line.split()[0] for line in lines if line] == [
+        *("model", "device", "weights", "cache", "beside", "total", "speed")
+    ]
+    assert main(["plan", model, "--check"]) == 1
+    assert "--check is for the cpu backend" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here(model: str, capsys: pytest.CaptureFixture) -> None:
+    found = facts(capsys, model, "--backend", "cuda", "--memory", "24G")
+    assert (found["budget"], found["fits"]) == (24 << 30, True)
+    assert not facts(capsys, model, "--backend", "cuda", "--memory", "1G")["fits"]
+    assert main(["plan", model, "--backend", "cuda", "--memory", "24G", "--cache-type", "int8"]) == 1
+    assert "the cuda backend has no int8 cells yet" in capsys.readouterr().err

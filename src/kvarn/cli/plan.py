@@ -3,10 +3,13 @@
 import argparse
 from typing import Any
 
+from kvarn.backends.choice import device_for
 from kvarn.backends.cpu import Cpu
+from kvarn.backends.cuda.limits import require
 from kvarn.backends.host_memory import available_bytes
 from kvarn.backends.pool import make_pool
 from kvarn.bench.machine import cpu_name
+from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import shown
@@ -15,11 +18,12 @@ from kvarn.cli.plan_words import show
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_json
 from kvarn.errors import KvarnError, OutOfMemory
+from kvarn.forecast.device import LAYOUT, OnDevice, on_device
 from kvarn.forecast.forecast import Forecast, foresee
 from kvarn.forecast.machine import rates_of
 from kvarn.forecast.memory import resident_bytes
 from kvarn.forecast.outlined import Outlined
-from kvarn.forecast.report import as_json, compared
+from kvarn.forecast.report import as_json, compared, device_json
 from kvarn.llm import cache_config
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.headers import open_headers
@@ -77,12 +81,19 @@ def run(args: argparse.Namespace) -> None:
     with ProgressLine() as line:
         checkpoint = open_headers(args.model, line, line.say)
         config = cache_config(checkpoint.config, args.model, **settings)
-        model = Outlined.of_headers(checkpoint, Cpu(make_pool(args.threads)), args.max_batch_tokens, process)
-        rates = rates_of(model.backend, model.work, model.plan(config), fresh=args.fresh, progress=line)
-        budget = available_bytes() if args.memory is None else args.memory
-        forecast = foresee(model, config, rates, args.depth, budget)
-    facts = model_json(args, checkpoint, model) | as_json(forecast)
+        device = device_of(args, config, checkpoint)
+        facts = model_json(args, checkpoint)
+        if device is not None:
+            facts |= device_json(device)
+        else:
+            model = Outlined.of_headers(checkpoint, Cpu(make_pool(args.threads)), args.max_batch_tokens, process)
+            rates = rates_of(model.backend, model.work, model.plan(config), fresh=args.fresh, progress=line)
+            budget = available_bytes() if args.memory is None else args.memory
+            forecast = foresee(model, config, rates, args.depth, budget)
+            facts |= host_json(args, model) | as_json(forecast)
     if args.check:
+        if device is not None:
+            raise KvarnError("--check is for the cpu backend: `kvarn bench` measures a device")
         facts["check"] = check(args, settings, forecast)
     if args.json:
         print_json(facts)
@@ -90,7 +101,19 @@ def run(args: argparse.Namespace) -> None:
         show(facts)
 
 
-def model_json(args: argparse.Namespace, checkpoint: Checkpoint, model: Outlined) -> dict[str, Any]:
+def device_of(args: argparse.Namespace, config: CacheConfig, checkpoint: Checkpoint) -> OnDevice | None:
+    """The model on the device that would run it; None: on the host. With --memory, it need not be in this machine."""
+    if args.backend == "cuda":
+        require(plan(config, LAYOUT))
+        if args.memory is not None:
+            return on_device("an NVIDIA device", args.memory, checkpoint, config)
+    elif args.memory is not None:
+        return None
+    device = device_for(args.backend, config, checkpoint)
+    return None if device is None else on_device(device.name, device.free_bytes, checkpoint, config)
+
+
+def model_json(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     return {
         "model": args.model,
@@ -98,11 +121,16 @@ def model_json(args: argparse.Namespace, checkpoint: Checkpoint, model: Outlined
         "architecture": config.architecture,
         "layers": config.n_layers,
         "trained_context": config.context,
+        "budget_given": args.memory is not None,
+    }
+
+
+def host_json(args: argparse.Namespace, model: Outlined) -> dict[str, Any]:
+    return {
         "backend": model.backend.facts(),
         "cpu": cpu_name(),
         "threads": model.backend.pool.size,
         "step_tokens": args.max_batch_tokens,
-        "budget_given": args.memory is not None,
     }
 
 

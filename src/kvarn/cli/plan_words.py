@@ -14,6 +14,9 @@ MOST_KINDS = 4  # types of weights that are named
 
 def show(facts: Facts) -> None:
     line("model", f"{printable(facts['model'])}: {facts['architecture']}, {counted(facts['layers'], 'layer')}")
+    if "device" in facts:
+        show_device(facts)
+        return
     line("machine", machine_words(facts))
     print()
     show_memory(facts)
@@ -62,6 +65,19 @@ def show_memory(facts: Facts) -> None:
     ]
     for name, nbytes, words in rows:
         line(name, f"{human_bytes(nbytes):>10}  {words}")
+
+
+def show_device(facts: Facts) -> None:
+    """Of a device only memory is known in advance."""
+    sizes, cache = facts["device"], facts["cache"]
+    line("device", printable(facts["backend"]["device"]))
+    print()
+    cells = f"{cache['strategy']}, {cache['codec']}, {human_bytes(cache['bytes_per_token'])} a token"
+    longest = f"{cache['sequences']} at once, {counted(cache['longest'], 'token')} at most"
+    for name, words in (("weights", ""), ("cache", f"{cells}; {longest}"), ("beside", "context, workspace, margin")):
+        line(name, f"{human_bytes(sizes[name]):>10}  {words}")
+    line("total", f"{human_bytes(sizes['total']):>10}  {verdict(facts)}")
+    print("\nspeed of a device: `kvarn bench` measures it")
 
 
 def verdict(facts: Facts) -> str:

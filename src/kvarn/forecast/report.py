@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvarn.cache.plan import CacheConfig, Plan
+from kvarn.forecast.device import OnDevice
 from kvarn.forecast.forecast import AtDepth, Forecast
 from kvarn.forecast.memory import Memory
 from kvarn.forecast.room import Option
@@ -23,6 +24,18 @@ def as_json(forecast: Forecast) -> Json:
         "depths": [depth_json(each) for each in forecast.depths],
         "prompt": {"tokens": forecast.prompt, "tok_s": forecast.prompt_tok_s},
         "batch": {"sequences": forecast.plan.max_seqs, "tok_s": forecast.batch_tok_s},
+    }
+
+
+def device_json(model: OnDevice) -> Json:
+    """Instead of `as_json`, for a model on a device."""
+    sizes = {"weights": model.weights, "beside": model.beside, "cache": model.plan.nbytes, "total": model.total}
+    return {
+        "backend": {"name": "cuda", "device": model.name},
+        "cache": cache_json(model.plan),
+        "device": sizes,
+        "budget": model.budget,
+        "fits": model.fits,
     }
 
 

@@ -67,6 +67,7 @@ def measured_speed(llm: LLM, depths: Sequence[int], progress: Progress) -> list[
     longest = max(depths, default=0) + TOKENS
     ids = RandomIds(llm.config.vocab_size, longest)
     found = []
+    _measure(llm.engine, 0, ids(len(depths), longest))  # the first steps of a program take longer
     for done, depth in enumerate(depths):
         progress(f"measuring at a depth of {depth:,}", done, len(depths))
         found.append(_measure(llm.engine, depth, ids(done, longest)))
