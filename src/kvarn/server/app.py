@@ -189,11 +189,13 @@ class Service:
         self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
+        salt = caller.salted(call.cache_salt)
+        submit = partial(self._submission, call=call, salt=salt)
         if call.talk is not None:
             chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
+            outline = outline_of(call.talk, salt)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline)
         rule = None if call.structure is None else Rule(call.structure)
         if call.suffix is not None:
             gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]

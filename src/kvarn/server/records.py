@@ -55,12 +55,10 @@ class Records:
         record = self._find(id, owner)
         return None if record is None else record.outline
 
-    def nearest(self, outline: Outline, owner: bytes) -> tuple[int, Outline | None]:
-        """The chat of this key that has the most first turns in common with this one, and how many. The newest of
-        several."""
+    def outlines(self, owner: bytes, salt: bytes) -> list[Outline]:
+        """Of the chats of this key and salt, the newest first."""
         own = (each.outline for each in reversed(self._records.values()) if each.owner == owner)
-        found = ((outline.same_turns(each), each) for each in own if each is not None)
-        return max(found, key=lambda pair: pair[0], default=(0, None))
+        return [each for each in own if each is not None and each.salt == salt]
 
     def _find(self, id: str, owner: bytes) -> _Record | None:
         record = self._records.get(id) or self._records.get(self._by_request.get((owner, id), ""))
