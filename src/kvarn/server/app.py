@@ -165,6 +165,16 @@ class Service:
         """A request for text that is checked and tokenized, and not started."""
         return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
+    async def count(self, request: Request, parse: Callable[[bytes], Call]) -> int:
+        """How many tokens the prompt of a chat has. Clients count to find out whether it fits, so it may be longer than
+        the context."""
+        return (await self._bodies.process(request, parse, self._counted, self._threads))[1]
+
+    def _counted(self, call: Call) -> int:
+        self.check_model(call.model)
+        assert call.talk is not None
+        return len(self._prompts.chat(call, call.talk).prepared.tokens)
+
     def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
         cache, compared, outline = self.llm.cache, call.compared, planned.outline
         then = None if compared is None else self._records.outline(compared, caller.owner)
