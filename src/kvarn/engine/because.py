@@ -44,7 +44,7 @@ def remedy(ended: Facts) -> str | None:
     if reason == Cause.REWRITTEN and kind == Kind.NOT_SENT_BACK:
         return "send the reasoning back with its turn (reasoning_content, thinking blocks)"
     return {
-        Cause.SAME_TEXT: CONTINUE,
+        Cause.SAME_TEXT: f"{CONTINUE}; or send the token ids (return_token_ids, prompts of ids)",
         Cause.REWRITTEN: CONTINUE,
         Cause.SYSTEM: "keep the system message as it is, and put what changes into the last message",
         Cause.TOOLS: "send the same tools in the same order with each request",

@@ -114,9 +114,7 @@ class Causes:
         reasoning = self._chats().dialect.reasoning
         begin, end = (marker.strip() for marker in reasoning) if reasoning else ("", "")
         theirs = _reasoning(parts.text[:at] + rest, at, begin, end) if begin else None
-        if theirs is not None and not (_reasoning(parts.text, at, begin, end) or "").strip():
-            if not theirs.strip():
-                return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE)
+        if theirs is not None and theirs.strip() and not (_reasoning(parts.text, at, begin, end) or "").strip():
             if message.get("reasoning_content") or begin in str(message.get("content")):
                 return replace(found, cause=Cause.REWRITTEN, kind=Kind.DROPPED)
             return replace(found, cause=Cause.REWRITTEN, kind=Kind.NOT_SENT_BACK) if unchanged else found
