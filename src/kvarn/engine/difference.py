@@ -56,8 +56,8 @@ class Difference:
 def same_text(
     ours: Sequence[tuple[int, bytes]], theirs: Sequence[tuple[int, bytes]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Our tokens and theirs that spell the same text, up to where both have a boundary, if both go on with the same text
-    after it, as far as it is known. Each token comes with its bytes."""
+    """Our tokens and theirs that spell the same text, up to where both have a boundary, if both go on with the same
+    text after it, as far as it is known. Each token comes with its bytes."""
     ours, theirs = [each for each in ours if each[1]], [each for each in theirs if each[1]]
     text, other = (b"".join(raw for _, raw in tokens) for tokens in (ours, theirs))
     n = m = ahead = 0  # tokens taken; bytes that ours are ahead

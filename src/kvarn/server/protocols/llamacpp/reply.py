@@ -9,11 +9,11 @@ from kvarn.jobs.job import TokenLogprob
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
 from kvarn.server.protocols.llamacpp.settings import generation_settings
+from kvarn.server.protocols.logprobs import LEAST
 from kvarn.server.refusal import KINDS, Refusal
 from kvarn.server.schema import Json
 from kvarn.server.timings import timings_at_end
 
-LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 SLOT = -1  # kvarn has no slots
 
 
