@@ -116,6 +116,16 @@ def test_chats_of_the_same_key_and_salt_are_compared() -> None:
     assert records.outline("id3", b"bob") is None
 
 
+def test_no_key_pushes_out_all_records_of_another() -> None:
+    records = Records(most=8)
+    records.add("old", b"alice", {"id": "old"}, "mine")
+    for i in range(100):
+        records.add(str(i), b"bob", {"id": str(i)}, f"request {i}")
+    assert records.get("old", b"alice") == records.get("mine", b"alice") == {"id": "old"}
+    assert [each["id"] for each in records.recent(b"bob")] == [str(i) for i in range(99, 92, -1)]
+    assert (records.get("request 92", b"bob"), records.get("99", b"alice")) == (None, None)
+
+
 def test_a_turn_is_unchanged_if_a_chat_has_it_and_is_longer() -> None:
     now = outline_of(talk(("user", "a"), ("assistant", "b"), ("user", "c")))
     then = outline_of(talk(("user", "a"), ("assistant", "b")))._replace(n_tokens=10)
