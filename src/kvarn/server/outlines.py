@@ -74,8 +74,9 @@ class Earlier(NamedTuple):
         if stamp is None or (opened and not self.chat.opening):
             return False
         alike = (each for each in self.others if not opened or each.opening == self.chat.opening)
-        stamps = (each.stamps[i : i + 2 * SIZE] for each in alike for i in range(0, len(each.stamps), 2 * SIZE))
-        return any(each != stamp and each.startswith(stamp[:SIZE]) for each in stamps)
+        near = (each.stamps for each in alike if stamp[:SIZE] in each.stamps)  # few, so the rest may be slow
+        pairs = (stamps[i : i + 2 * SIZE] for stamps in near for i in range(0, len(stamps), 2 * SIZE))
+        return any(each != stamp and each.startswith(stamp[:SIZE]) for each in pairs)
 
 
 NO_CHATS = Earlier()
