@@ -169,6 +169,16 @@ class Service:
         """A request for text that is checked and tokenized, and not started."""
         return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
+    async def count(self, request: Request, parse: Callable[[bytes], Call]) -> int:
+        """How many tokens the prompt of a chat has. Clients count to find out whether it fits, so it may be longer than
+        the context."""
+        return (await self._bodies.process(request, parse, self._counted, self._threads))[1]
+
+    def _counted(self, call: Call) -> int:
+        self.check_model(call.model)
+        assert call.talk is not None
+        return len(self._prompts.chat(call, call.talk).prepared.tokens)
+
     def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
         cache, compared, outline = self.llm.cache, call.compared, planned.outline
         then = None if compared is None else self._records.outline(compared, caller.owner)
@@ -193,11 +203,13 @@ class Service:
         self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
+        salt = caller.salted(call.cache_salt)
+        submit = partial(self._submission, call=call, salt=salt)
         if call.talk is not None:
             chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
+            outline = outline_of(call.talk, salt)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline)
         rule = None if call.structure is None else Rule(call.structure)
         if call.suffix is not None:
             gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
