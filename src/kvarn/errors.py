@@ -66,6 +66,13 @@ class BadModel(KvarnError):
         super().__init__(printable(message))
 
 
+class BadSnapshot(KvarnError):
+    """A snapshot is damaged, no snapshot, or of another model or arithmetic. One line. Nothing was restored."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, 600))
+
+
 class BadStructure(KvarnError):
     """A schema, regular expression or grammar is damaged, too large, or asks for what cannot be enforced. One line."""
 

@@ -159,6 +159,18 @@ class KVCache:
             for placement in self.placements:
                 placement.commit(seq, ids)
 
+    def restored(self, seq: int, tokens: Sequence[int], holes: Sequence[range]) -> None:
+        """Advance and commit, for cells that were written from outside. holes[g] are positions of group g that have no
+        cells, because no later query sees them: no other sequence reuses them, and no rewind shows them."""
+        with self._lock:
+            pairs = list(zip(self.placements, holes, strict=True))
+            hollow = [placement.overlapping(seq, hole) if hole else [] for placement, hole in pairs]
+            self.advance(seq, len(tokens))
+            self.commit(seq, tokens)
+            for (placement, hole), blocks in zip(pairs, hollow, strict=True):
+                placement.discard(blocks)
+                placement.residency(seq).hole = hole
+
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that is intact in every group. The result is that length."""
         _check_whole(length)
@@ -212,6 +224,16 @@ class KVCache:
     def length(self, seq: int) -> int:
         """Tokens committed."""
         return self._entry(seq).residencies[0].committed
+
+    def lacks(self, length: int) -> int:
+        """How many blocks a new sequence of this length would lack now."""
+        with self._lock:
+            return sum(placement.lacks(length) for placement in self.placements)
+
+    @property
+    def n_rows_free(self) -> int:
+        """Sequences that can be opened now."""
+        return len(self._free_rows)
 
     @property
     def longest(self) -> int:
@@ -281,7 +303,7 @@ class KVCache:
                 for group, placement in pairs
             ]
 
-    def snapshot(self) -> tuple[Usage, list[GroupMap]]:
+    def picture(self) -> tuple[Usage, list[GroupMap]]:
         """`usage` and `map` of the same moment."""
         with self._lock:
             return self.usage(), self.map()
