@@ -73,6 +73,10 @@ class BadSnapshot(KvarnError):
         super().__init__(printable(message, 600))
 
 
+class NoRoomNow(KvarnError):
+    """The cache has no room for a snapshot while other requests run: try again later."""
+
+
 class BadStructure(KvarnError):
     """A schema, regular expression or grammar is damaged, too large, or asks for what cannot be enforced. One line."""
 

@@ -334,7 +334,12 @@ class LLM:
 
     @cached_property
     def snapshots(self) -> Snapshots:
-        return Snapshots(self.runner, self.tokenizer, lambda: self.fingerprint, self.name)
+        return Snapshots(self.runner, self.tokenizer, lambda: self.fingerprint, self._short_name)
+
+    @property
+    def _short_name(self) -> str:
+        """Without folders: a snapshot may go to other people."""
+        return self.path.name if Path(self.name).exists() else self.name
 
     def save_snapshot(self, path: str | Path, text: Prompt | Messages | Output) -> Facts:
         """Write a snapshot: a prompt (text, or token ids), a conversation, or an output with its answer so far. What

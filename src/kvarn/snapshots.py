@@ -57,14 +57,15 @@ class Snapshots:
         chat: Any = None,
         salt: bytes = b"",
         conversation: Hashable = None,
+        folder: int | None = None,
         watch: Callable[[Job], object] = lambda job: None,
     ) -> Facts:
         """Write a snapshot of this text. `conversation`: of the request that computed it, if there was one. `watch` is
-        called with the job that computes it, if one is needed."""
+        called with the job that computes it, if one is needed. `folder`: descriptor that the path starts at."""
         fingerprint = self._fingerprint()
         cells = self._cells(list(tokens), salt, conversation, watch)
         facts = Facts(__version__, 0, self._name, 0, fingerprint, self._decides_tokens(), (), answer)
-        return files.save(path, facts, list(tokens), cells, self._engine.cache.plan, chat)
+        return files.save(path, facts, list(tokens), cells, self._engine.cache.plan, chat, folder)
 
     def _cells(
         self,

@@ -171,6 +171,16 @@ class KVCache:
                 placement.discard(blocks)
                 placement.residency(seq).hole = hole
 
+    def abandon(self, seq: int) -> None:
+        """Free a sequence that was not restored completely. Nothing of it can be reused. No error if it is not open."""
+        with self._lock:
+            if seq in self._entries:
+                held = [[block for block, _ in placement.blocks(seq)] for placement in self.placements]
+                self.rewind(seq, 0)  # before `free`, which would keep an unfilled block
+                self.free(seq)
+                for placement, blocks in zip(self.placements, held, strict=True):
+                    placement.discard(blocks)
+
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that is intact in every group. The result is that length."""
         _check_whole(length)

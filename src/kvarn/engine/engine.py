@@ -140,7 +140,7 @@ class Engine:
         try:
             write(seq)
         except BaseException:
-            self.cache.free(seq)
+            self.cache.abandon(seq)
             raise
         if conversation is None and not self.cache.shares:
             self._held.add(salt)

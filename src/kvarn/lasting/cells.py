@@ -19,7 +19,7 @@ from kvarn.backends.base import Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import unit_bytes
 from kvarn.cache.plan import Group, Plan
-from kvarn.errors import BadSnapshot, KvarnError
+from kvarn.errors import BadSnapshot, KvarnError, NoRoomNow
 from kvarn.words import counted
 
 PARTS = ("k", "v", "k_scale", "v_scale")
@@ -99,7 +99,7 @@ def require_no_tail(plan: Plan) -> None:
 
 
 def check_fits(cache: KVCache, n: int, holes: Sequence[range]) -> None:
-    """Raise BadSnapshot if n tokens with these holes can never be restored here, KvarnError if there is no room now."""
+    """Raise BadSnapshot if n tokens with these holes can never be restored here, NoRoomNow if there is no room now."""
     if n >= cache.longest:
         raise BadSnapshot(f"it has {counted(n, 'token')} and the cache holds {cache.longest:,}: raise the context (-c)")
     for group, placement in zip(cache.plan.groups, cache.placements, strict=True):
@@ -111,29 +111,38 @@ def check_fits(cache: KVCache, n: int, holes: Sequence[range]) -> None:
                 "some of them: lower the block size, or use the strategy that made it"
             )
     if lacking := cache.lacks(n):
-        raise KvarnError(f"no room now for {counted(n, 'token')}: {counted(lacking, 'block')} are in use; try again")
+        raise NoRoomNow(f"no room now for {counted(n, 'token')}: {counted(lacking, 'block')} are in use; try again")
     if not cache.n_rows_free:
-        raise KvarnError("no room now: all sequences are in use; try again")
+        raise NoRoomNow("no room now: all sequences are in use; try again")
 
 
 def restore(cache: KVCache, memory: Memory, seq: int, tokens: Sequence[int], cells: Cells) -> None:
-    """Write the cells to an open, empty sequence. If it raises, free the sequence."""
+    """Write the cells to an open, empty sequence. If it raises, nothing of the sequence is left."""
     plan = cache.plan
     groups = [_Writer(memory, i, group, cells) for i, group in enumerate(plan.groups)]
     holes = [group.hole for group in groups]
-    for start in range(0, cells.n, plan.max_chunk):
-        chunk = tokens[start : start + plan.max_chunk]
-        if not cache.reserve(seq, start + len(chunk)):
-            raise KvarnError(f"no room now for {counted(cells.n, 'token')}: try again")
-        step = cache.prepare([seq])
-        try:
-            memory.apply(step)
+    try:
+        for start in range(0, cells.n, plan.max_chunk):
+            chunk = tokens[start : start + plan.max_chunk]
+            if not cache.reserve(seq, start + len(chunk)):
+                raise NoRoomNow(f"no room now for {counted(cells.n, 'token')}: try again")
+            _apply(cache, memory, seq)
             for group, placement in zip(groups, cache.placements, strict=True):
                 group.write(placement.blocks(seq), start)
-        except BaseException:
-            cache.drop(step)
-            raise
-        cache.restored(seq, chunk, holes)
+            cache.restored(seq, chunk, holes)
+    except BaseException:
+        cache.abandon(seq)
+        raise
+
+
+def _apply(cache: KVCache, memory: Memory, seq: int) -> None:
+    step = cache.prepare([seq])
+    try:
+        memory.apply(step)
+    except BaseException:
+        cache.abandon(seq)
+        cache.drop(step)
+        raise
 
 
 class _Writer:

@@ -42,7 +42,9 @@ class Tensor(NamedTuple):
         return prod(self.shape) * SIZES[self.dtype]
 
 
-def write(path: Path, texts: Mapping[str, str], tensors: Mapping[str, tuple[Tensor, Bytes]]) -> int:
+def write(
+    path: Path, texts: Mapping[str, str], tensors: Mapping[str, tuple[Tensor, Bytes]], folder: int | None = None
+) -> int:
     """The size of the file, which is complete or was never there. Raises OSError."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         found = pool.map(lambda each: sha256(each[1].data).hexdigest(), tensors.values())
@@ -54,7 +56,7 @@ def write(path: Path, texts: Mapping[str, str], tensors: Mapping[str, tuple[Tens
         yield len(header).to_bytes(8, "little") + header
         yield from (data.data for _, data in tensors.values())
 
-    return write_whole(path, pieces())
+    return write_whole(path, pieces(), folder=folder)
 
 
 def _encoded(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytes:

@@ -57,10 +57,6 @@ class Facts:
     has_chat: bool = False
     nbytes: int = 0  # of the file
 
-    @property
-    def cell_bytes(self) -> int:
-        return self.nbytes
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -69,7 +65,15 @@ class Snapshot:
     cells: Cells
 
 
-def save(path: Path, facts: Facts, tokens: list[int], cells: Cells, plan: Plan, chat: Any = None) -> Facts:
+def save(
+    path: Path,
+    facts: Facts,
+    tokens: list[int],
+    cells: Cells,
+    plan: Plan,
+    chat: Any = None,
+    folder: int | None = None,
+) -> Facts:
     """Write a snapshot. Raises KvarnError with the reason if it cannot be written; then nothing has changed."""
     facts = replace(facts, created=int(time.time()), n_tokens=len(tokens), holes=cells.holes)
     facts = replace(facts, fingerprint=facts.fingerprint.until(len(tokens), layers_of(plan)))
@@ -82,7 +86,7 @@ def save(path: Path, facts: Facts, tokens: list[int], cells: Cells, plan: Plan, 
         text = np.frombuffer(json.dumps(chat).encode(), np.uint8)
         tensors["chat"] = (Tensor("U8", text.shape), text)
     try:
-        size = container.write(path, _texts(facts), tensors)
+        size = container.write(path, _texts(facts), tensors, folder)
     except OSError as error:
         raise KvarnError(f"{path} cannot be written: {error.strerror or error}") from None
     return replace(facts, has_chat=chat is not None, nbytes=size)
