@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
     # Cells outside of the process: no text, no requests.
     "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
+    "snapshots": {"__version__", "engine", "jobs", "lasting", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }
