@@ -35,6 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     # Forecasts: sizes and speeds of models that need not be loaded.
     "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
     | {"__version__"},
+    # Cells outside of the process: no text, no requests.
+    "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

@@ -135,6 +135,11 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--grammar-file", type=file_text, metavar="FILE", help=file)
 
 
+def add_snapshot_flag(parser: Flags) -> None:
+    begin = "begin with the text of a snapshot (kvarn snapshot make), which need not be computed then"
+    parser.add_argument("--snapshot", metavar="FILE", help=begin)
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     trust = "recognize control tokens in the text of messages (default: they are plain text)"
     parser.add_argument("--trust-messages", action="store_true", help=trust)

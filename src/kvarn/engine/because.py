@@ -57,7 +57,7 @@ def summary(found: Facts) -> str:
     if ended is None:
         return f"{'cancelled' if found['cancelled'] else 'ended'} while queued: nothing was looked up or computed"
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    text = f"reused {reused} of {counted(prompt, 'prompt token')}, computed {computed} in "
+    text = f"reused {reused} of {counted(prompt, 'prompt token')}{restored(found)}, computed {computed} in "
     text += f"{found['recompute_ms']:.0f} ms: {because(found)}{_quoted_difference(ended)}"
     if found["preemptions"]:
         again = found["recomputed_after_preemption"]
@@ -66,6 +66,14 @@ def summary(found: Facts) -> str:
     if found["cancelled"]:
         text += f"; cancelled {cancelled_at(found)}"
     return text
+
+
+def restored(found: Facts) -> str:
+    """What came from a snapshot: ` (14,900 from snapshot x.kvs, read in 0.11 s)`."""
+    if "snapshot" not in found:
+        return ""
+    source = found["snapshot"]
+    return f" ({source['tokens']:,} from snapshot {source['name']}, read in {source['read_ms'] / 1000:.2f} s)"
 
 
 def cancelled_at(found: Facts) -> str:
