@@ -30,6 +30,7 @@ from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
+from kvarn.server.planning import Planning
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
 from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
@@ -74,6 +75,7 @@ class Service:
         sites: Sites | None = None,
         log: RequestLog | None = None,
         strict_model: bool = False,
+        planning: Planning | None = None,
     ) -> None:
         self.llm = llm
         self.log = log or RequestLog()
@@ -87,6 +89,7 @@ class Service:
         self._sites = sites or Sites()
         self.responses = Responses()
         self._records = Records()
+        self._planning = planning or Planning(llm)
         self._prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document()
@@ -115,6 +118,7 @@ class Service:
             "/metrics": self.metrics,
             "/openapi.json": self.openapi,
             "/kvarn/cache": self.cache,
+            "/kvarn/plan": self.planned,
             "/kvarn/requests": self.requests,
             "/kvarn/requests/{id:path}": self.request,
         }
@@ -334,6 +338,10 @@ class Service:
     async def cache(self, request: Request) -> Response:
         self.caller(request)
         return JSONResponse(residency(self.llm.cache))
+
+    async def planned(self, request: Request) -> Response:
+        self.caller(request)
+        return JSONResponse(await asyncio.to_thread(self._planning.facts))
 
     async def requests(self, request: Request) -> Response:
         caller = self.caller(request)
