@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"__version__"},
     # Cells outside of the process: no text, no requests.
     "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
+    "snapshots": {"__version__", "engine", "jobs", "lasting", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }
