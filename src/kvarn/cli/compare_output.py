@@ -1,0 +1,210 @@
+"""The output of `kvarn compare`: tables, one verdict per line, or JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from kvarn.cli.manual import wrapped
+from kvarn.cli.table import backend_words, human_bytes, print_table
+from kvarn.comparison.report import Row
+from kvarn.comparison.speed import Speed
+from kvarn.comparison.statistics import Distribution, Statistics
+from kvarn.comparison.verdict import LEVELS, LOSSLESS, thresholds
+from kvarn.errors import printable
+from kvarn.words import counted
+
+DIGITS = {"max": "max", "p99_9": "99.9 %", "p99": "99 %", "p95": "95 %", "p90": "90 %", "p75": "75 %", "median": "50 %"}
+DIGITS |= {"p25": "25 %", "p10": "10 %", "p5": "5 %", "p1": "1 %", "p0_1": "0.1 %", "min": "min"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    model: str
+    text: str
+    context: int  # tokens of a window
+    windows: int
+    positions: int
+    backend: Mapping[str, str]
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        read = f"{counted(self.windows, 'window')} of {self.context:,} tokens"
+        return printable(f"{self.model} on {self.text}"), f"{read}; base: contiguous f32; {backend_words(self.backend)}"
+
+
+def show(facts: Facts, rows: Sequence[Row], details: bool) -> None:
+    title, subtitle = facts.headline
+    scored = f"{rows[0].whole.positions:,} predictions in the second halves of the windows"
+    print(f"{title}: {subtitle}\n")
+    print_table(*_table(rows), left=2, key=2)
+    print(f"\nby depth, of all {facts.positions:,} positions; above: {scored}, as llama.cpp")
+    print_table(*_by_depth(rows), left=2, key=2)
+    if details:
+        _show_details(rows)
+    print()
+    width = max(len(row.name) for row in rows)
+    for row in rows[1:]:
+        print(f"{row.name.ljust(width)}  {verdict_line(row, rows[0])}")
+    print("\n" + wrapped(thresholds()))
+
+
+def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    depths = [f"tok/s @{speed.depth:,}" for speed in rows[0].speeds]
+    header = ["cache", "type", "B/token", "memory", "PPL", "+-", "ln ratio", "mean KLD", "+-", "99 % KLD", "max KLD"]
+    header += ["RMS dp %", "+-", "same top %", "+-", "first diff", *depths]
+    return header, [_line(row) for row in rows]
+
+
+def _line(row: Row) -> list[str]:
+    of = row.whole
+    return [
+        *_names(row),
+        f"{row.bytes_per_token:,}",
+        human_bytes(row.nbytes),
+        f"{of.ppl.value:.4f}",
+        f"{of.ppl.error:.4f}",
+        small(of.ln_ppl_ratio.value),
+        small(of.kld.mean),
+        small(of.kld.error),
+        small(of.kld.p99),
+        small(of.kld.max),
+        percent(of.delta_p_rms.value, 3),
+        percent(of.delta_p_rms.error, 3),
+        percent(of.same_top.value),
+        percent(of.same_top.error),
+        first_difference(row.speeds),
+        *(f"{speed.figure.tok_s:,.1f}" for speed in row.speeds),
+    ]
+
+
+def _names(row: Row) -> list[str]:
+    cache = row.setup.cache if row.setup.cache == row.strategy else f"{row.setup.cache} -> {row.strategy}"
+    return [cache if row.setup.window is None else f"{cache} {row.setup.window:,}", row.setup.cache_type]
+
+
+def _by_depth(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    header = ["cache", "type"]
+    for name in rows[0].bands:
+        header += [f"{name}: mean KLD", "99 %", "max", "same top %"]
+    lines = []
+    for row in rows:
+        line = _names(row)
+        for of in row.bands.values():
+            line += [small(of.kld.mean), small(of.kld.p99), small(of.kld.max), percent(of.same_top.value)]
+        lines.append(line)
+    return header, lines
+
+
+def _show_details(rows: Sequence[Row]) -> None:
+    for title, pick, number in (
+        ("KLD", lambda row: row.whole.kld, small),
+        ("delta-p, in %", lambda row: row.whole.delta_p, lambda value: percent(value, 3)),
+    ):
+        print(f"\n{title}")
+        header = ["cache", "type", "mean", "+-", *DIGITS.values()]
+        lines = [[*_names(row), *(number(getattr(pick(row), key)) for key in ("mean", "error", *DIGITS))] for row in rows]
+        print_table(header, lines, left=2, key=2)
+    print("\nPPL against the base")
+    header = ["cache", "type", "ln ratio", "+-", "ratio", "+-", "difference", "+-", "correlation %"]
+    lines = []
+    for row in rows:
+        of = row.whole
+        pairs = [each for mean in (of.ln_ppl_ratio, of.ppl_ratio, of.ppl_difference) for each in mean]
+        lines.append([*_names(row), *map(small, pairs), percent(of.ppl_correlation)])
+    print_table(header, lines, left=2, key=2)
+
+
+def verdict_line(row: Row, base: Row) -> str:
+    share = f"{100 * row.nbytes / base.nbytes:.0f} % of the base's memory"
+    if row.verdict.word == LOSSLESS:
+        return f"lossless: equal at {row.equal:,} of {row.positions:,} positions; {share}"
+    worst = f"99 % KLD {small(row.verdict.kld)}, same top p {percent(row.verdict.same_top)} % in the worst depth band"
+    parts = [f"{row.verdict.word}: {worst}", share]
+    if row.twin is not None:
+        parts.append(f"equal to {row.twin} at {row.equal_to_twin:,} of {row.positions:,} positions")
+    return "; ".join(parts)
+
+
+def first_difference(speeds: Sequence[Speed]) -> str:
+    """The earliest greedy token that differs from the base, counted from 1, and where: `17 @1,024`."""
+    found = [(speed.first_different, speed.depth) for speed in speeds if speed.first_different is not None]
+    if not found:
+        return "none" if speeds else "-"
+    first, depth = min(found)
+    return f"{first + 1} @{depth:,}"
+
+
+def small(value: float) -> str:
+    """A number near 0. Only exactly 0 is shown as 0."""
+    if value == 0:
+        return "0"
+    if not isfinite(value):
+        return "-" if value != value else "inf"
+    return f"{value:.1e}" if abs(value) < 1e-4 else f"{value:.5f}"
+
+
+def percent(share: float, decimals: int = 2) -> str:
+    """100 and 0 only if it is exactly that."""
+    if share in (0, 1):
+        return f"{100 * share:.0f}"
+    text = f"{100 * share:.{decimals}f}"
+    if share < 1 and float(text) >= 100:
+        return f"{100 - 10.0**-decimals:.{decimals}f}"
+    return small(100 * share) if float(text) == 0 else text
+
+
+def to_json(facts: Facts, rows: Sequence[Row]) -> dict[str, Any]:
+    levels = [{"verdict": level.word, "kld_p99": level.kld, "same_top": level.same_top} for level in LEVELS]
+    return {
+        **asdict(facts),
+        "predictions": rows[0].whole.positions,
+        "thresholds": levels,
+        "rows": [_row_json(row) for row in rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "cache": row.setup.cache,
+        "cache_type": row.setup.cache_type,
+        "window": row.setup.window,
+        "pinned": row.setup.pinned,
+        "strategy": row.strategy,
+        "layout": row.layout,
+        "bytes_per_token": row.bytes_per_token,
+        "cache_bytes": row.nbytes,
+        "verdict": row.verdict.word,
+        "equal_positions": row.equal,
+        "twin": row.twin,
+        "equal_to_twin": row.equal_to_twin if row.twin else None,
+        "statistics": _statistics_json(row.whole),
+        "depth_bands": [{"band": name, **_statistics_json(of)} for name, of in row.bands.items()],
+        "speed": [_speed_json(speed) for speed in row.speeds],
+    }
+
+
+def _statistics_json(of: Statistics) -> dict[str, Any]:
+    return {
+        "predictions": of.positions,
+        "ppl": of.ppl._asdict(),
+        "ppl_base": of.ppl_base._asdict(),
+        "ppl_correlation": of.ppl_correlation,
+        "ln_ppl_ratio": of.ln_ppl_ratio._asdict(),
+        "ppl_ratio": of.ppl_ratio._asdict(),
+        "ppl_difference": of.ppl_difference._asdict(),
+        "kld": _distribution_json(of.kld),
+        "delta_p": _distribution_json(of.delta_p),
+        "delta_p_rms": of.delta_p_rms._asdict(),
+        "same_top": of.same_top._asdict(),
+    }
+
+
+def _distribution_json(of: Distribution) -> dict[str, float]:
+    return of._asdict()
+
+
+def _speed_json(speed: Speed) -> dict[str, Any]:
+    figure = asdict(speed.figure)
+    return {"depth": speed.depth, **figure, "generated": speed.generated, "first_different": speed.first_different}
