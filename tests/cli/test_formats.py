@@ -46,6 +46,8 @@ LINES = {
     "bench": ("bench", "bench -m M -p 8 -n 2 -r 2 -t 1"),
     "bench with settings": ("bench", "bench -m M -p 0 -n 2 -r 1 -t 1 --block-size 16 --window 16 --cache ring"),
     "perplexity": ("perplexity", "perplexity -m M -f T -c 32 --chunks 2 -t 1"),
+    "compare": ("compare", "compare -m M -f T -c 32 --windows 2 -n 4 -r 2 -t 1"),
+    "compare with windows": ("compare", "compare -m M -f T -c 64 -n 0 -t 1 --cache sinks,auto --window 16 --pinned 2"),
     "inspect": ("inspect", "inspect M"),
     "inspect with a window": ("inspect", "inspect M --window 16 -c 64"),
     "strategies": ("strategies", "strategies -n 40 -c 64 --heads 2/1"),

@@ -6,6 +6,7 @@ The work is in kvarn.comparison; compare_output.py prints the result.
 import argparse
 from pathlib import Path
 
+from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import flags
@@ -18,14 +19,15 @@ from kvarn.cli.table import print_json
 from kvarn.comparison import candidate
 from kvarn.comparison.lockstep import lockstep
 from kvarn.comparison.plot import plot
-from kvarn.comparison.report import Row, row_of
-from kvarn.comparison.speed import cases, speeds
+from kvarn.comparison.report import Report, report
+from kvarn.comparison.speed import GENERATED, cases, speeds
 from kvarn.engine.scoring import windows
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM, context_of
 from kvarn.words import counted
 
 MOST = 64  # caches
+WINDOW = 2048  # tokens
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,21 +51,19 @@ kvarn compare -f notes.txt --cache paged,sinks,sliding --window 512,1024 --plot 
     add_json_flag(parser)
     group = parser.add_argument_group("model")
     flags.add_model_flag(parser, group)
-    length = "tokens of a window of text; 0: the context that the model was trained for (default: %(default)s)"
-    group.add_argument("-c", "--context", "--ctx-size", type=int, metavar="N", default=2048, help=length)
+    length = f"tokens of a window of text; 0: the context that the model was trained for (default: up to {WINDOW})"
+    group.add_argument("-c", "--context", "--ctx-size", type=int, metavar="N", help=length)
     step = "maximum tokens computed in one step (default: %(default)s)"
     group.add_argument("-b", "--max-batch-tokens", "--batch-size", type=int, metavar="N", default=512, help=step)
     flags.add_compute_flags(group)
     add_cache_flags(parser)
     group = parser.add_argument_group("speed")
-    group.add_argument("-n", "--n-gen", type=int, metavar="N", default=64, help=f"{GENERATED} (default: %(default)s)")
+    many = f"tokens to generate for speed and the first token that differs; 0: none (default: at most {GENERATED})"
+    group.add_argument("-n", "--n-gen", type=int, metavar="N", help=many)
     where = "generate after so many tokens of the text (default: none, half a window, almost a window)"
     group.add_argument("-d", "--n-depth", metavar="N,..", help=where)
     times = "measure N times and report the median (default: %(default)s)"
     group.add_argument("-r", "--repetitions", type=int, metavar="N", default=3, help=times)
-
-
-GENERATED = "tokens to generate for speed and the first token that differs; 0: none"
 
 
 def add_cache_flags(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +71,7 @@ def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     strategies = f"cache strategies: {', '.join(NAMES)} (default: paged)"
     group.add_argument("--cache", type=flags.Names(NAMES), default="paged", metavar="A,..", help=strategies)
     cells = f"number types of stored keys and values: {', '.join(CODECS)} (default: all)"
-    group.add_argument(
-        "--cache-type", type=flags.Names(CODECS), default=",".join(CODECS), metavar="X,..", help=cells
-    )
+    group.add_argument("--cache-type", type=flags.Names(CODECS), default=",".join(CODECS), metavar="X,..", help=cells)
     sizes = "windows of ring, sliding and sinks (default: the window of text, which leaves nothing out)"
     group.add_argument("--window", metavar="N,..", help=sizes)
     group.add_argument("--pinned", type=int, metavar="N", help="pinned tokens of sinks (default: 4)")
@@ -92,24 +90,24 @@ def run(args: argparse.Namespace) -> None:
     check_plot(args.plot)
     text = flags.read_text(args.file)
     with ProgressLine() as line:
-        facts, rows = compare(args, wanted, depths, text, line)
+        facts, result = compare(args, wanted, depths, text, line)
     if args.plot is not None:
-        Path(args.plot).write_text(plot(rows, *facts.headline), encoding="utf-8")
+        Path(args.plot).write_text(plot(result, *facts.headline), encoding="utf-8")
     if args.json:
-        print_json(to_json(facts, rows))
+        print_json(to_json(facts, result))
     else:
-        show(facts, rows, args.details)
+        show(facts, result, args.details)
         if args.plot is not None:
             print(f"\nplot: {args.plot}")
 
 
 def compare(
     args: argparse.Namespace,
-    wanted: list[candidate.Setup],
+    wanted: list[Setup],
     depths: list[int] | None,
     text: str,
     line: ProgressLine,
-) -> tuple[Facts, list[Row]]:
+) -> tuple[Facts, Report]:
     llm = LLM(  # its own cache is not used: each candidate brings one
         args.model,
         cache="contiguous",
@@ -121,17 +119,16 @@ def compare(
         backend=args.backend,
         progress=line,
     )
-    size = context_of(llm.config, args.context)
+    size = min(llm.config.context, WINDOW) if args.context is None else context_of(llm.config, args.context)
     tokens = llm.tokenizer.encode(text)
     cut = windows(tokens, size, args.windows, llm.tokenizer.bos_id if llm.tokenizer.add_bos else None)
     chosen = cases(depths, args.n_gen, size)
     candidates = candidate.allocate(llm, wanted, size)
     positions = lockstep(llm.program, candidates, cut, min(args.max_batch_tokens, size), line)
     found = speeds(llm, candidates, tokens, chosen, args.repetitions, line)
-    rows = [row_of(each, positions, size, speed) for each, speed in zip(candidates, found, strict=True)]
     model = Path(args.model).name if Path(args.model).exists() else args.model
     name = "standard input" if args.file == "-" else Path(args.file).name
-    return Facts(model, name, size, len(cut), positions, llm.opened.facts), rows
+    return Facts(model, name, size, len(cut), positions, llm.opened.facts), report(candidates, positions, size, found)
 
 
 def check_plot(path: str | None) -> None:

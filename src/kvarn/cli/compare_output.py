@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from kvarn.cli.manual import wrapped
 from kvarn.cli.table import backend_words, human_bytes, print_table
-from kvarn.comparison.report import Row
+from kvarn.comparison.report import Report, Row
 from kvarn.comparison.speed import Speed
-from kvarn.comparison.statistics import Distribution, Statistics
-from kvarn.comparison.verdict import LEVELS, LOSSLESS, thresholds
+from kvarn.comparison.statistics import Statistics
+from kvarn.comparison.verdict import LEVELS, LOSSLESS, Worst, limit, thresholds
 from kvarn.errors import printable
 from kvarn.words import counted
 
@@ -33,7 +32,8 @@ class Facts:
         return printable(f"{self.model} on {self.text}"), f"{read}; base: contiguous f32; {backend_words(self.backend)}"
 
 
-def show(facts: Facts, rows: Sequence[Row], details: bool) -> None:
+def show(facts: Facts, report: Report, details: bool) -> None:
+    rows = report.rows
     title, subtitle = facts.headline
     scored = f"{rows[0].whole.positions:,} predictions in the second halves of the windows"
     print(f"{title}: {subtitle}\n")
@@ -46,7 +46,9 @@ def show(facts: Facts, rows: Sequence[Row], details: bool) -> None:
     width = max(len(row.name) for row in rows)
     for row in rows[1:]:
         print(f"{row.name.ljust(width)}  {verdict_line(row, rows[0])}")
-    print("\n" + wrapped(thresholds()))
+    print("\nThe thresholds are kvarn's own:")
+    for line in thresholds(report.control):
+        print(f"  {line}")
 
 
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -97,30 +99,29 @@ def _by_depth(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _show_details(rows: Sequence[Row]) -> None:
-    for title, pick, number in (
-        ("KLD", lambda row: row.whole.kld, small),
-        ("delta-p, in %", lambda row: row.whole.delta_p, lambda value: percent(value, 3)),
-    ):
-        print(f"\n{title}")
-        header = ["cache", "type", "mean", "+-", *DIGITS.values()]
-        lines = [[*_names(row), *(number(getattr(pick(row), key)) for key in ("mean", "error", *DIGITS))] for row in rows]
-        print_table(header, lines, left=2, key=2)
+    header = ["cache", "type", "mean", "+-", *DIGITS.values()]
+    keys = ("mean", "error", *DIGITS)
+    print("\nKLD")
+    lines = [[*_names(row), *(small(getattr(row.whole.kld, key)) for key in keys)] for row in rows]
+    print_table(header, lines, left=2, key=2)
+    print("\ndelta-p, in %")
+    lines = [[*_names(row), *(percent(getattr(row.whole.delta_p, key), 3) for key in keys)] for row in rows]
+    print_table(header, lines, left=2, key=2)
     print("\nPPL against the base")
     header = ["cache", "type", "ln ratio", "+-", "ratio", "+-", "difference", "+-", "correlation %"]
     lines = []
-    for row in rows:
-        of = row.whole
+    for of, names in ((row.whole, _names(row)) for row in rows):
         pairs = [each for mean in (of.ln_ppl_ratio, of.ppl_ratio, of.ppl_difference) for each in mean]
-        lines.append([*_names(row), *map(small, pairs), percent(of.ppl_correlation)])
+        lines.append([*names, *map(small, pairs), percent(of.ppl_correlation)])
     print_table(header, lines, left=2, key=2)
 
 
 def verdict_line(row: Row, base: Row) -> str:
     share = f"{100 * row.nbytes / base.nbytes:.0f} % of the base's memory"
-    if row.verdict.word == LOSSLESS:
+    if row.verdict == LOSSLESS:
         return f"lossless: equal at {row.equal:,} of {row.positions:,} positions; {share}"
-    worst = f"99 % KLD {small(row.verdict.kld)}, same top p {percent(row.verdict.same_top)} % in the worst depth band"
-    parts = [f"{row.verdict.word}: {worst}", share]
+    worst = f"99 % KLD {small(row.worst.kld)}, same top p {percent(row.worst.same_top)} % in the worst depth band"
+    parts = [f"{row.verdict}: {worst}", share]
     if row.twin is not None:
         parts.append(f"equal to {row.twin} at {row.equal_to_twin:,} of {row.positions:,} positions")
     return "; ".join(parts)
@@ -154,14 +155,18 @@ def percent(share: float, decimals: int = 2) -> str:
     return small(100 * share) if float(text) == 0 else text
 
 
-def to_json(facts: Facts, rows: Sequence[Row]) -> dict[str, Any]:
-    levels = [{"verdict": level.word, "kld_p99": level.kld, "same_top": level.same_top} for level in LEVELS]
+def to_json(facts: Facts, report: Report) -> dict[str, Any]:
     return {
         **asdict(facts),
-        "predictions": rows[0].whole.positions,
-        "thresholds": levels,
-        "rows": [_row_json(row) for row in rows],
+        "predictions": report.rows[0].whole.positions,
+        "control": report.control._asdict(),
+        "thresholds": [_level_json(level.word, limit(level, report.control)) for level in LEVELS],
+        "rows": [_row_json(row) for row in report.rows],
     }
+
+
+def _level_json(word: str, least: Worst) -> dict[str, Any]:
+    return {"verdict": word, "kld_p99_below": least.kld, "same_top_above": least.same_top}
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -175,12 +180,13 @@ def _row_json(row: Row) -> dict[str, Any]:
         "layout": row.layout,
         "bytes_per_token": row.bytes_per_token,
         "cache_bytes": row.nbytes,
-        "verdict": row.verdict.word,
+        "verdict": row.verdict,
+        "worst_band": row.worst._asdict(),
         "equal_positions": row.equal,
         "twin": row.twin,
         "equal_to_twin": row.equal_to_twin if row.twin else None,
         "statistics": _statistics_json(row.whole),
-        "depth_bands": [{"band": name, **_statistics_json(of)} for name, of in row.bands.items()],
+        "depth_bands": [{"band": name, "statistics": _statistics_json(of)} for name, of in row.bands.items()],
         "speed": [_speed_json(speed) for speed in row.speeds],
     }
 
@@ -194,15 +200,11 @@ def _statistics_json(of: Statistics) -> dict[str, Any]:
         "ln_ppl_ratio": of.ln_ppl_ratio._asdict(),
         "ppl_ratio": of.ppl_ratio._asdict(),
         "ppl_difference": of.ppl_difference._asdict(),
-        "kld": _distribution_json(of.kld),
-        "delta_p": _distribution_json(of.delta_p),
+        "kld": of.kld._asdict(),
+        "delta_p": of.delta_p._asdict(),
         "delta_p_rms": of.delta_p_rms._asdict(),
         "same_top": of.same_top._asdict(),
     }
-
-
-def _distribution_json(of: Distribution) -> dict[str, float]:
-    return of._asdict()
 
 
 def _speed_json(speed: Speed) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """What is compared: caches of one model, each with memory of its own, over one set of weights.
 
 A candidate is a combination of strategy, number type and window. The base is a contiguous cache of f32
-cells without a window. Candidates with equal cells and equal visibility must give equal bits, whatever
-their strategy is; these are twins.
+cells without a window. The control has f16 cells and no window (verdict.py says what it is for).
+Candidates with equal cells and equal visibility must give equal bits, whatever their strategy is; these
+are twins.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from kvarn.backends import place_of
@@ -21,20 +22,28 @@ from kvarn.llm import LLM
 from kvarn.words import counted
 
 BASE = Setup("contiguous", "f32")
+CONTROL = Setup("contiguous", "f16")
 Kind = tuple[object, ...]
 
 
 def setups(
     caches: Sequence[str], types: Sequence[str], windows: Sequence[int], pinned: int | None, chunk: int
 ) -> list[Setup]:
-    """The base, and all combinations in the order given. Windows are for the strategies that have one."""
-    found = [Setup(BASE.cache, BASE.cache_type, chunk=chunk)]
+    """The base, the control if it is not among the others, and all combinations in the order given. Windows are for
+    the strategies that have one."""
+    wanted = []
     for cache, cache_type in product(caches, types):
         windowed = cache in STRATEGIES and STRATEGIES[cache].windowed
         pins = pinned if cache == "sinks" else None
         for window in windows if windowed and windows else (None,):
-            found.append(Setup(cache, cache_type, window=window, pinned=pins, chunk=chunk))
-    return list(dict.fromkeys(found))
+            wanted.append(Setup(cache, cache_type, window=window, pinned=pins, chunk=chunk))
+    controlled = any((each.cache_type, each.window) == (CONTROL.cache_type, None) for each in wanted)
+    first = [BASE] if controlled else [BASE, CONTROL]
+    return list(dict.fromkeys([*(replace(each, chunk=chunk) for each in first), *wanted]))
+
+
+def control_of(candidates: Sequence["Candidate"]) -> "Candidate":
+    return next(each for each in candidates if (each.setup.cache_type, each.setup.window) == (CONTROL.cache_type, None))
 
 
 def name_of(setup: Setup) -> str:

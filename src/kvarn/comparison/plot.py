@@ -11,15 +11,16 @@ colours. Colours are told apart with all common kinds of colour vision, and ever
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from kvarn.comparison.report import Row
+from kvarn.comparison.report import Report, Row
 from kvarn.comparison.scale import Linear, Logarithmic, apart, linear, logarithmic
-from kvarn.comparison.verdict import LEVELS, LOSSLESS
+from kvarn.comparison.verdict import LEVELS, LOSSLESS, Worst, limit
 
-WIDTH, HEIGHT = 1000, 470
+WIDTH, HEIGHT = 1060, 470
 TOP, BOTTOM = 92, 405
-LEFT_PANEL, RIGHT_PANEL = (78, 440), (592, 800)  # from x to x; labels need the rest
+LEFT_PANEL, RIGHT_PANEL = (78, 430), (660, 860)  # from x to x; labels need the rest
 ZERO = BOTTOM - 18  # where KLD 0 is
 GAP = 16  # between labels
+LONGEST = 27  # letters of a label
 HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 STYLE = """
@@ -33,13 +34,13 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 .soft { fill: var(--soft) }
 .grid { stroke: var(--line); stroke-width: 1 }
 .good { fill: var(--good) }
-.leader { stroke: var(--soft); stroke-width: 0.8; fill: none }
+.leader { stroke-width: 1; stroke-opacity: 0.7; fill: none }
 .end { text-anchor: end } .middle { text-anchor: middle }
 """.strip()
 
 
-def plot(rows: Sequence[Row], title: str, subtitle: str) -> str:
-    """The first row is the base."""
+def plot(report: Report, title: str, subtitle: str) -> str:
+    rows = report.rows
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'role="img" aria-labelledby="title summary">',
@@ -49,7 +50,7 @@ def plot(rows: Sequence[Row], title: str, subtitle: str) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
         _text(24, 30, title, "title"),
         _text(24, 49, subtitle, "soft"),
-        *_quality(rows),
+        *_quality(rows, report.control),
         *_speed(rows),
         "</svg>",
     ]
@@ -57,21 +58,21 @@ def plot(rows: Sequence[Row], title: str, subtitle: str) -> str:
 
 
 def _in_words(row: Row) -> str:
-    return f"{row.name}: {row.nbytes / 2**20:.1f} MiB, 99 % KLD {row.verdict.kld:.2g}, {row.verdict.word}"
+    return f"{row.name}: {row.nbytes / 2**20:.1f} MiB, 99 % KLD {row.worst.kld:.2g}, {row.verdict}"
 
 
 # -- left: memory and divergence -------------------------------------------------------------------------------------
 
 
-def _quality(rows: Sequence[Row]) -> list[str]:
+def _quality(rows: Sequence[Row], control: Worst) -> list[str]:
     left, right = LEFT_PANEL
     across = linear([row.nbytes / 2**20 for row in rows], left, right)
-    values = [value for row in rows for value in (row.verdict.kld, row.whole.kld.mean)]
-    upwards = logarithmic([*values, *(level.kld for level in LEVELS)], ZERO, ZERO - 22, TOP)
+    values = [value for row in rows for value in (row.worst.kld, row.whole.kld.mean)]
+    upwards = logarithmic([*values, limit(LEVELS[0], control).kld], ZERO, ZERO - 22, TOP)
     parts = [
-        _text(left, TOP - 16, "What it changes: 99 % KLD, worst depth band"),
+        _text(left, TOP - 16, f"What it changes: 99 % KLD in the worst depth band (green: {LEVELS[0].word})"),
         _text((left + right) / 2, BOTTOM + 38, "memory of one sequence, MiB", "soft middle"),
-        *_safe_area(upwards),
+        *_safe_area(upwards, control),
         *_grid(across, upwards),
     ]
     dots = _grouped(rows, across, upwards)
@@ -81,14 +82,10 @@ def _quality(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def _safe_area(upwards: Logarithmic) -> list[str]:
+def _safe_area(upwards: Logarithmic, control: Worst) -> list[str]:
     left, right = LEFT_PANEL
-    level = LEVELS[0]
-    edge = upwards(level.kld)
-    return [
-        f'<rect class="good" x="{left}" y="{edge:.1f}" width="{right - left}" height="{BOTTOM - edge:.1f}"/>',
-        _text(left + 6, edge + 14, f"{level.word}: below {level.kld}", "soft"),
-    ]
+    edge = upwards(limit(LEVELS[0], control).kld)
+    return [f'<rect class="good" x="{left}" y="{edge:.1f}" width="{right - left}" height="{BOTTOM - edge:.1f}"/>']
 
 
 def _grid(across: Linear, upwards: Logarithmic) -> list[str]:
@@ -97,7 +94,7 @@ def _grid(across: Linear, upwards: Logarithmic) -> list[str]:
     for exponent in upwards.ticks():
         y = upwards(10.0**exponent)
         parts += [_line(left, y, right, y), _text(left - 8, y + 4, _power(exponent), "soft end")]
-    parts += [_line(left, ZERO, right, ZERO), _text(left - 8, ZERO + 4, "0", "soft end")]
+    parts += [_line(left, ZERO, right, ZERO), _text(left - 8, ZERO + 4, "exactly 0", "soft end")]
     return parts + _ticks_below(across)
 
 
@@ -117,9 +114,9 @@ def _grouped(rows: Sequence[Row], across: Linear, upwards: Logarithmic) -> list[
     """Rows at the same place share a dot."""
     found: dict[tuple[float, float], list[int]] = {}
     for i, row in enumerate(rows):
-        place = (round(across(row.nbytes / 2**20), 1), round(upwards(row.verdict.kld), 1))
+        place = (round(across(row.nbytes / 2**20), 1), round(upwards(row.worst.kld), 1))
         found.setdefault(place, []).append(i)
-    return [(x, y, members) for (x, y), members in found.items()]
+    return sorted(((x, y, members) for (x, y), members in found.items()), reverse=True)  # lines to labels cross less
 
 
 def _dot(
@@ -127,16 +124,23 @@ def _dot(
 ) -> list[str]:
     hue, average = _hue(members[0]), upwards(rows[members[0]].whole.kld.mean)
     beside = LEFT_PANEL[1] + 14
-    names = ", ".join(rows[i].name for i in members[:2]) + (f" and {len(members) - 2} more" if members[2:] else "")
+    names = _joined([rows[i].name for i in members])
     parts = []
-    if rows[members[0]].verdict.word != LOSSLESS:
+    if rows[members[0]].verdict != LOSSLESS:
         parts.append(f'<path d="M{x} {y}V{average:.1f}m-4 0h8" stroke="{hue}" stroke-width="1.5" fill="none"/>')
     return [
         *parts,
-        f'<path class="leader" d="M{x + 7} {y}L{beside - 4:.1f} {label:.1f}"/>',
+        f'<path class="leader" stroke="{hue}" d="M{x + 7} {y}L{beside - 4:.1f} {label:.1f}"/>',
         f'<circle cx="{x}" cy="{y}" r="5.5" fill="{hue}"/>',
         _text(beside, label + 4, names),
     ]
+
+
+def _joined(names: Sequence[str]) -> str:
+    """As many as fit between the panels."""
+    shown = next(n for n in range(len(names), 0, -1) if n == 1 or len(", ".join(names[:n])) <= LONGEST)
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest else "")
 
 
 # -- right: speed ----------------------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ def _speed(rows: Sequence[Row]) -> list[str]:
     if not measured:
         return [_text(left, TOP - 16, "Speed was not measured (-n 0).", "soft")]
     rates = [speed.figure.tok_s for _, row in measured for speed in row.speeds]
-    across = linear([speed.depth for speed in measured[0][1].speeds], left, right)
+    across = Linear(max(1, *(speed.depth for speed in measured[0][1].speeds)), left, right)
     upwards = linear(rates, BOTTOM, TOP)
     parts = [
         _text(left, TOP - 16, "How fast it decodes: tokens/s"),
@@ -167,7 +171,7 @@ def _speed(rows: Sequence[Row]) -> list[str]:
         parts += [
             f'<path d="M{path}" stroke="{_hue(i)}" stroke-width="2" stroke-dasharray="{dash}" fill="none"/>',
             *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_hue(i)}"/>' for x, y in points),
-            f'<path class="leader" d="M{points[-1][0] + 5:.1f} {end:.1f}L{right + 20} {label:.1f}"/>',
+            f'<path class="leader" stroke="{_hue(i)}" d="M{right + 5:.1f} {end:.1f}L{right + 20} {label:.1f}"/>',
             _text(right + 24, label + 4, row.name),
         ]
     return parts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """From 0 to `top`, which is a round number."""
+    """From 0 to `top`."""
 
     top: float
     low: float  # coordinates of 0 and of `top`
@@ -26,6 +26,7 @@ class Linear:
 
 
 def linear(values: Sequence[float], low: float, high: float) -> Linear:
+    """Up to a round number."""
     most = max([*values, 0.0]) or 1.0
     step = round_step(most * 1.05 / 5)
     return Linear(math.ceil(most * 1.05 / step) * step, low, high)

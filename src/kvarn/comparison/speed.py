@@ -29,8 +29,13 @@ class Speed:
     first_different: int | None  # index of the first generated token that is not the base's; None: all are equal
 
 
-def cases(depths: Sequence[int] | None, n: int, context: int) -> list[Case]:
-    """Generate n tokens at each depth. Without depths: at the beginning, in the middle and at the end of the context."""
+GENERATED = 64  # tokens, in long contexts
+
+
+def cases(depths: Sequence[int] | None, n: int | None, context: int) -> list[Case]:
+    """Generate n tokens at each depth. Without depths: at the beginning, the middle and the end of the context."""
+    if n is None:
+        n = min(GENERATED, context // 4)
     if n == 0:
         return []
     deepest = context - n - 2

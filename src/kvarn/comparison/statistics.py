@@ -104,8 +104,9 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
     """Between the two nearest values, in proportion."""
     place = fraction * (len(ordered) - 1)
     below = int(place)
+    share = place - below
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    return low if low == high else (1 - (place - below)) * low + (place - below) * high
+    return low if low == high or not share else (1 - share) * low + share * high
 
 
 def _exp(of: Mean) -> Mean:

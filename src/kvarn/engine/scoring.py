@@ -5,7 +5,7 @@ every position that is asked for. Only the logits of one step are in memory.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ STEP_BYTES = 32 << 20  # of the logits of one step: 170 rows of 49,152 numbers
 
 def read(
     program: Program, memory: Memory, cache: KVCache, tokens: Sequence[int], first: int, chunk: int
-) -> Iterator[tuple[int, Floats]]:
+) -> Generator[tuple[int, Floats]]:
     """Position and logits [rows, vocabulary] of each step, at positions `first` and later. The steps are the same for
     every cache that reads these tokens."""
     rows = max(STEP_BYTES // (4 * program.config.vocab_size), 1)
