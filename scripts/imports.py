@@ -32,6 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     # Tools, reasoning and structures of a conversation, on top of dialects and structures.
     "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
     "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
+    # Caches on one model and one text. It prints nothing: no flags, no tables.
+    "comparison": {"arithmetic", "arrays", "backends", "bench", "cache", "engine", "errors", "llm"}
+    | {"loading.progress", "words", "numpy"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

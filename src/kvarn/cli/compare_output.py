@@ -35,10 +35,10 @@ class Facts:
 def show(facts: Facts, report: Report, details: bool) -> None:
     rows = report.rows
     title, subtitle = facts.headline
-    scored = f"{rows[0].whole.positions:,} predictions in the second halves of the windows"
-    print(f"{title}: {subtitle}\n")
+    scored = counted(rows[0].whole.positions, "prediction") + ", in the second halves of the windows, as in llama.cpp"
+    print(f"{title}: {subtitle}\n\n{scored}")
     print_table(*_table(rows), left=2, key=2)
-    print(f"\nby depth, of all {facts.positions:,} positions; above: {scored}, as llama.cpp")
+    print(f"\nall {facts.positions:,} positions, by the number of tokens before them")
     print_table(*_by_depth(rows), left=2, key=2)
     if details:
         _show_details(rows)
@@ -53,9 +53,8 @@ def show(facts: Facts, report: Report, details: bool) -> None:
 
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     depths = [f"tok/s @{speed.depth:,}" for speed in rows[0].speeds]
-    header = ["cache", "type", "B/token", "memory", "PPL", "+-", "ln ratio", "mean KLD", "+-", "99 % KLD", "max KLD"]
-    header += ["RMS dp %", "+-", "same top %", "+-", "first diff", *depths]
-    return header, [_line(row) for row in rows]
+    header = ["cache", "type", "B/token", "memory", "PPL", "+-", "mean KLD", "+-", "99 % KLD", "max KLD", "same top %"]
+    return [*header, "first diff", *depths], [_line(row) for row in rows]
 
 
 def _line(row: Row) -> list[str]:
@@ -64,17 +63,9 @@ def _line(row: Row) -> list[str]:
         *_names(row),
         f"{row.bytes_per_token:,}",
         human_bytes(row.nbytes),
-        f"{of.ppl.value:.4f}",
-        f"{of.ppl.error:.4f}",
-        small(of.ln_ppl_ratio.value),
-        small(of.kld.mean),
-        small(of.kld.error),
-        small(of.kld.p99),
-        small(of.kld.max),
-        percent(of.delta_p_rms.value, 3),
-        percent(of.delta_p_rms.error, 3),
+        *(f"{each:.4f}" for each in of.ppl),
+        *map(small, (of.kld.mean, of.kld.error, of.kld.p99, of.kld.max)),
         percent(of.same_top.value),
-        percent(of.same_top.error),
         first_difference(row.speeds),
         *(f"{speed.figure.tok_s:,.1f}" for speed in row.speeds),
     ]
@@ -107,12 +98,15 @@ def _show_details(rows: Sequence[Row]) -> None:
     print("\ndelta-p, in %")
     lines = [[*_names(row), *(percent(getattr(row.whole.delta_p, key), 3) for key in keys)] for row in rows]
     print_table(header, lines, left=2, key=2)
-    print("\nPPL against the base")
-    header = ["cache", "type", "ln ratio", "+-", "ratio", "+-", "difference", "+-", "correlation %"]
+    print("\nPPL, delta-p and same top p, against the base")
+    pair = ("ln(PPL ratio)", "PPL ratio", "PPL difference")
+    header = ["cache", "type", *(each for name in pair for each in (name, "+-")), "correlation %"]
+    header += ["RMS delta-p %", "+-", "same top %", "+-"]
     lines = []
     for of, names in ((row.whole, _names(row)) for row in rows):
         pairs = [each for mean in (of.ln_ppl_ratio, of.ppl_ratio, of.ppl_difference) for each in mean]
-        lines.append([*names, *map(small, pairs), percent(of.ppl_correlation)])
+        shares = [*(percent(each, 3) for each in of.delta_p_rms), *map(percent, of.same_top)]
+        lines.append([*names, *map(small, pairs), percent(of.ppl_correlation), *shares])
     print_table(header, lines, left=2, key=2)
 
 

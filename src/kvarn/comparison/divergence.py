@@ -9,6 +9,7 @@ Everything is computed with kvarn.arithmetic, so equal logits give equal bits on
 position of a window has no target; only its bits are compared. Only values per position are kept.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,16 +46,24 @@ def slabs(array: Doubles) -> list[slice]:
     return [slice(start, min(start + height, len(array))) for start in range(0, len(array), height)]
 
 
+def _doubles() -> "array[float]":
+    return array("d")
+
+
+def _integers() -> "array[int]":
+    return array("i")
+
+
 @dataclass(slots=True)
 class Track:
     """One value per position that has a target, in the order of the text; the equal positions are only counted."""
 
-    depth: list[int] = field(default_factory=list)  # tokens before it in its window
-    nll: list[float] = field(default_factory=list)
-    nll_base: list[float] = field(default_factory=list)
-    kld: list[float] = field(default_factory=list)
-    delta_p: list[float] = field(default_factory=list)  # probability of the text's token, minus that of the base
-    same_top: list[bool] = field(default_factory=list)  # the most likely token is the base's
+    depth: "array[int]" = field(default_factory=_integers)  # tokens before it in its window
+    nll: "array[float]" = field(default_factory=_doubles)
+    nll_base: "array[float]" = field(default_factory=_doubles)
+    kld: "array[float]" = field(default_factory=_doubles)
+    delta_p: "array[float]" = field(default_factory=_doubles)  # of the text's token, minus that of the base
+    same_top: "array[int]" = field(default_factory=_integers)  # 1: the most likely token is the base's
     equal: int = 0  # positions where every bit of the logits is that of the base
 
     def add(self, base: Base, start: int, logits: Floats) -> None:
@@ -66,12 +75,12 @@ class Track:
             nll[rows], kld[rows] = _against(base, rows, logits)
         whole = np.isfinite(logits[:n].max(-1))  # not where cells overflowed: these rows have no probabilities
         nll[~whole] = kld[~whole] = np.inf
-        self.depth += range(start, start + n)
-        self.nll += nll.tolist()
-        self.nll_base += nll_base.tolist()
-        self.kld += kld.tolist()
-        self.delta_p += (exp(-nll) - exp(-nll_base)).tolist()
-        self.same_top += ((logits[:n].argmax(-1) == base.top) & whole).tolist()
+        self.depth.extend(range(start, start + n))
+        self.nll.extend(nll.tolist())
+        self.nll_base.extend(nll_base.tolist())
+        self.kld.extend(kld.tolist())
+        self.delta_p.extend((exp(-nll) - exp(-nll_base)).tolist())
+        self.same_top.extend(((logits[:n].argmax(-1) == base.top) & whole).tolist())
 
 
 def equal_rows(a: Floats, b: Floats) -> int:

@@ -38,10 +38,10 @@ def lockstep(
                 ordered[0].track.add(step, start, logits)
                 twin = logits
                 for i, (each, reader) in enumerate(zip(ordered[1:], others, strict=True), 1):
-                    progress(what, done * len(ordered) + i * len(logits), total * len(ordered))
+                    progress(what, 100 * (done * len(ordered) + i * len(logits)) // (total * len(ordered)), 100)
                     twin = _compare(step, start, each, next(reader)[1], twin)
                 done += len(logits)
-    progress("done", total, total)
+    progress("done", 100, 100)
     return total
 
 
