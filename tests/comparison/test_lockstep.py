@@ -167,6 +167,6 @@ def test_a_plot_is_written_beside_the_table(tmp_path: Path, llm: LLM, capsys: py
     line = f"compare {llm.path} -f {text} -c 96 --windows 2 -n 4 -r 1 -t 1 --details --plot {picture}"
     assert main(line.split()) == 0
     said = capsys.readouterr().out
-    assert "paged f32       lossless: equal at 192 of 192 positions; 100 % of the base's memory" in said
+    assert "paged f32       lossless: equal at 192 of 192 positions; 100 % memory" in said
     assert "The thresholds are kvarn's own:" in said
     assert picture.read_text().startswith("<svg ")

@@ -42,7 +42,7 @@ def show(facts: Facts, report: Report, details: bool) -> None:
     print_table(*_by_depth(rows), left=2, key=2)
     if details:
         _show_details(rows)
-    print()
+    print("\nverdicts, from the worst depth band; memory as a share of the base's")
     width = max(len(row.name) for row in rows)
     for row in rows[1:]:
         print(f"{row.name.ljust(width)}  {verdict_line(row, rows[0])}")
@@ -111,10 +111,10 @@ def _show_details(rows: Sequence[Row]) -> None:
 
 
 def verdict_line(row: Row, base: Row) -> str:
-    share = f"{100 * row.nbytes / base.nbytes:.0f} % of the base's memory"
+    share = f"{100 * row.nbytes / base.nbytes:.0f} % memory"
     if row.verdict == LOSSLESS:
         return f"lossless: equal at {row.equal:,} of {row.positions:,} positions; {share}"
-    worst = f"99 % KLD {small(row.worst.kld)}, same top p {percent(row.worst.same_top)} % in the worst depth band"
+    worst = f"99 % KLD {small(row.worst.kld)}, same top p {percent(row.worst.same_top)} %"
     parts = [f"{row.verdict}: {worst}", share]
     if row.twin is not None:
         parts.append(f"equal to {row.twin} at {row.equal_to_twin:,} of {row.positions:,} positions")
