@@ -1,9 +1,9 @@
-"""Makes the example of docs/compare.md and the picture of README.md from real runs of `kvarn compare`.
+"""Makes the examples of docs/compare.md and the picture of README.md from real runs of `kvarn compare`.
 
     python scripts/compare_example.py TEXT [NAME...]
 
-TEXT is WikiText-2's test set. An example is the code block after a line `<!-- NAME -->` in docs/compare.md;
-its first line is the command. The output replaces the rest of the block. Run it on an idle machine.
+TEXT is WikiText-2's test set. An example is the code block after a line `<!-- NAME -->` in docs/compare.md.
+Its first paragraph is the command, and the output replaces the rest. Run it on an idle machine.
 """
 
 import re
@@ -14,29 +14,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compare.md"
+BLOCK = r"(<!-- {} -->\n```\n)(.*?)\n\n(.*?)(```\n)"
 
 
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     text, names = sys.argv[1], sys.argv[2:]
-    page = PAGE.read_text(encoding="utf-8")
-    for name in names or re.findall(r"<!-- (\w+) -->", page):
-        page = with_output(page, name, text)
+    for name in names or re.findall(r"<!-- (\w+) -->", PAGE.read_text(encoding="utf-8")):
+        said = output(name, text)
+        page = re.sub(BLOCK.format(name), lambda block, said=said: replaced(block, said), page_text(), flags=re.DOTALL)
         PAGE.write_text(page, encoding="utf-8")
 
 
-def with_output(page: str, name: str, text: str) -> str:
-    start = page.index("$ kvarn", page.index(f"<!-- {name} -->"))
-    end = page.index("```", start)
-    command, *rest = page[start:end].splitlines()
-    while command.endswith("\\"):
-        command = command[:-1] + rest.pop(0).strip()
-    words = [text if word == "wiki.test.raw" else word for word in shlex.split(command.removeprefix("$ "))]
+def page_text() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+def output(name: str, text: str) -> str:
+    found = re.search(BLOCK.format(name), page_text(), re.DOTALL)
+    assert found is not None, f"docs/compare.md has no example {name}"
+    command = found[2].removeprefix("$ ").replace("\\\n", " ")
     print(command, flush=True)
+    words = [text if word == "wiki.test.raw" else word for word in shlex.split(command)]
     done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    shown = page[start : page.index("\n\n", start)] if "\\\n" in page[start:end] else command
-    return page[:start] + f"{shown}\n\n{done.stdout}" + page[end:]
+    return done.stdout
+
+
+def replaced(block: re.Match[str], said: str) -> str:
+    return f"{block[1]}{block[2]}\n\n{said}{block[4]}"
 
 
 if __name__ == "__main__":
