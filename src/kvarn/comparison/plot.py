@@ -70,7 +70,7 @@ def _quality(rows: Sequence[Row], control: Worst) -> list[str]:
     values = [value for row in rows for value in (row.worst.kld, row.whole.kld.mean)]
     upwards = logarithmic([*values, limit(LEVELS[0], control).kld], ZERO, ZERO - 22, TOP)
     parts = [
-        _text(left, TOP - 16, f"What it changes: 99 % KLD in the worst depth band (green: {LEVELS[0].word})"),
+        _text(left, TOP - 16, f"What it changes: 99 % KLD in the worst depth band (tick: mean; green: {LEVELS[0].word})"),
         _text((left + right) / 2, BOTTOM + 38, "memory of one sequence, MiB", "soft middle"),
         *_safe_area(upwards, control),
         *_grid(across, upwards),
