@@ -35,6 +35,11 @@ ALLOWED: dict[str, set[str]] = {
     # Caches on one model and one text. It prints nothing: no flags, no tables.
     "comparison": {"arithmetic", "arrays", "backends", "bench", "cache", "engine", "errors", "llm"}
     | {"loading.progress", "words", "numpy"},
+    # Forecasts: sizes and speeds of models that need not be loaded.
+    "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
+    | {"__version__"},
+    # Cells outside of the process: no text, no requests.
+    "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }
