@@ -19,6 +19,8 @@ ORDER = (
     "bench",
     "bench-serve",
     "perplexity",
+    "compare",
+    "plan",
     "inspect",
     "strategies",
     "list",
