@@ -27,6 +27,7 @@ from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
 from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.pooling import Pool
+from kvarn.engine.recall import NO_TIERS, Tiers
 from kvarn.engine.request import Request, Sample, Timing
 from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
@@ -55,12 +56,14 @@ class Engine:
         config: EngineConfig | None = None,
         eos_ids: Sequence[int] = (),
         n_tokens: int | None = None,
+        tiers: Tiers = NO_TIERS,
     ) -> None:
         self.program = program
         self.memory = memory
         self.cache = cache
         self.config = config or EngineConfig()
-        self.scheduler = Scheduler(cache, self.config)
+        self.tiers = tiers
+        self.scheduler = Scheduler(cache, self.config, tiers)
         self.stats = EngineStats()
         self._work: list[Work] = []  # of the current step
         self._ahead: Launched | None = None  # the step after it, if it is launched already
@@ -162,6 +165,7 @@ class Engine:
             current = None
         work = self._work = self.scheduler.schedule() if current is None else current.live
         if not work:
+            self.scheduler.recall.pause()
             return []
         start = time.perf_counter()
         for each in work:

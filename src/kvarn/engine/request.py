@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvarn.cache.adoption import Adoption
+from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.pooling import Pool
@@ -81,6 +81,7 @@ class Request:
     sampled: Counter[str] = field(default_factory=Counter)  # tokens, by where: `device`, or why the host did
     prompt_logprobs: list["Sampled"] = field(default_factory=list)  # of the second prompt token and those after it
     adoption: Adoption | None = None  # what the prompt reused at its first admission
+    fetched: Fetched = NOT_FETCHED  # what tiers gave to it then
     preemptions: int = 0
     error: BaseException | None = None  # the error that ended it, if any
 
