@@ -35,6 +35,8 @@ from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, m
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
+from kvarn.lasting.fingerprint import Fingerprint, fingerprint_of
+from kvarn.lasting.weights import Weights
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.own_pooling import own_pooling
@@ -116,6 +118,7 @@ class LLM:
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
+        self.weights = Weights(checkpoint)
         self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
@@ -149,6 +152,11 @@ class LLM:
     @property
     def cache(self) -> KVCache:
         return self.engine.cache
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What decides the bits of cells, beside tokens. The first call of a model's life reads its weights."""
+        return fingerprint_of(self.weights.digest(), self.config, self.cache.plan, self.backend)
 
     @property
     def memory(self) -> Memory:
