@@ -4,7 +4,6 @@ A flag has the name of its setting in Python (`LLM`, `SamplingParams`). llama.cp
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -21,11 +20,10 @@ from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.loading.catalogue import DEFAULT_MODEL
+from kvarn.words import bytes_of
 
 SHORT = {"max_tokens": "-n", "max_batch_tokens": "-b", "max_seqs": "-np", "context": "-c"}  # known by the short name
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup  # what takes `add_argument`
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # all binary: 1 GB and 1 GiB are 1G
-_BYTES = re.compile(r"(.+?)(?:([KMG])(?:I?B)?|B)?", re.IGNORECASE)
 
 
 def add_model_flag(parser: argparse.ArgumentParser, group: Flags | None = None) -> None:
@@ -82,7 +80,15 @@ def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
     budget = "memory for keys and values (default: what the context needs; with cuda, what the device has left)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
+    add_tier_flags(group)
     add_block_flags(group)
+
+
+def add_tier_flags(group: Flags) -> None:
+    host = "host memory for blocks that the cache evicts (default: none)"
+    group.add_argument("--host-cache", type=parse_bytes, metavar="N[K|M|G]", help=host)
+    disk = "folder for evicted blocks, which a restart finds again; at most 10G, or as much as is given (default: none)"
+    group.add_argument("--disk-cache", metavar="DIR[:N[K|M|G]]", help=disk)
 
 
 def add_block_flags(group: Flags) -> None:
@@ -155,12 +161,11 @@ class Names:
 
 
 def parse_bytes(text: str) -> int:
-    number, unit = match.groups() if (match := _BYTES.fullmatch(text)) else ("", None)
-    try:
-        return int(float(number) * UNITS[(unit or "").upper()])
-    except (ValueError, OverflowError):
+    found = bytes_of(text)
+    if found is None:
         bytes = f"is {shown(text)!r}; it must be a number of bytes, as in 500M or 2G"
-        raise argparse.ArgumentTypeError(bytes) from None
+        raise argparse.ArgumentTypeError(bytes)
+    return found
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
@@ -218,6 +223,8 @@ def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) 
             cache_type=args.cache_type,
             cache_layout=args.cache_layout,
             cache_bytes=args.cache_bytes,
+            host_cache=args.host_cache,
+            disk_cache=args.disk_cache,
             block_size=args.block_size,
             window=args.window,
             pinned=args.pinned,

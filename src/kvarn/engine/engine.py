@@ -179,6 +179,8 @@ class Engine:
         events = self._finish_step(current or self._launch(self._work)) if self._work else []
         now = time.perf_counter()
         self.stats.account(work, decodes, now - start)
+        if not decodes:
+            self.tiers.computed(sum(each.n for each in work), now - start)
         events = [self._timed(event, now) for event in events]
         self._work = []
         self._n_faults = 0

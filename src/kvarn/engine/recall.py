@@ -5,7 +5,7 @@ for a tier: `advance` takes what has arrived. Without tiers, `NO_TIERS` finds no
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -51,7 +51,10 @@ class Tiers(Protocol):
     def wait(self, seconds: float) -> None:
         """Return when a block has arrived, or after this time."""
 
-    def counts(self) -> dict[str, TierCount]:
+    def computed(self, tokens: int, seconds: float) -> None:
+        """So long took a step that computed prompts."""
+
+    def counts(self) -> Mapping[str, TierCount]:
         """By the name of the tier."""
 
     def drain(self) -> None:
@@ -75,7 +78,10 @@ class _NoTiers:
     def wait(self, seconds: float) -> None:
         pass
 
-    def counts(self) -> dict[str, TierCount]:
+    def computed(self, tokens: int, seconds: float) -> None:
+        pass
+
+    def counts(self) -> Mapping[str, TierCount]:
         return {}
 
     def drain(self) -> None:

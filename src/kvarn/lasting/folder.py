@@ -46,13 +46,9 @@ class Folder:
         self._index: dict[str, tuple[int, int]] = {}  # by path below the root: bytes, stamp
         self._nbytes = 0
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.refresh()
-            for_all = root.stat().st_mode & stat.S_IWOTH
         except OSError as error:
             raise KvarnError(f"disk cache {root}: {error.strerror or error}") from None
-        if for_all:
-            raise KvarnError(f"disk cache {root}: every user of this machine can write there: chmod 700 it first")
 
     # -- the index ---------------------------------------------------------------------------------------------------
 
