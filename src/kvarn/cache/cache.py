@@ -97,9 +97,7 @@ class KVCache:
         """Whether a prompt can reuse what another sequence computed."""
         return all(p.shares for p in self.placements)
 
-    def adopt(
-        self, seq: int, tokens: Sequence[int], counted: bool = True, fetched: Fetched = NOT_FETCHED
-    ) -> Adoption:
+    def adopt(self, seq: int, tokens: Sequence[int], counted: bool = True, fetched: Fetched = NOT_FETCHED) -> Adoption:
         """Reuse the prefix of this prompt that every group still has, but never its last token.
 
         `counted=False` after a preemption: the request's first lookup was already counted. `fetched`: what tiers

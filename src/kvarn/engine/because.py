@@ -55,7 +55,7 @@ def summary(found: Facts) -> str:
     if ended is None:
         return f"{'cancelled' if found['cancelled'] else 'ended'} while queued: nothing was looked up or computed"
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    text = f"reused {reused} of {counted(prompt, 'prompt token')}, computed {computed} in "
+    text = f"reused {reused} of {counted(prompt, 'prompt token')}{_in_brackets(origin(found))}, computed {computed} in "
     text += f"{found['recompute_ms']:.0f} ms: {because(found)}{_quoted_difference(ended)}"
     if found["preemptions"]:
         again = found["recomputed_after_preemption"]
@@ -64,6 +64,18 @@ def summary(found: Facts) -> str:
     if found["cancelled"]:
         text += f"; cancelled {cancelled_at(found)}"
     return text
+
+
+def origin(found: Facts) -> str:
+    """Which of the reused tokens came from tiers; empty if none did, or if the server is older than tiers."""
+    tiers = found.get("fetched", {})
+    return ", ".join(
+        f"{tier['tokens']} from {name} in {tier['ms']:.0f} ms" for name, tier in tiers.items() if tier["tokens"]
+    )
+
+
+def _in_brackets(words: str) -> str:
+    return f" ({words})" if words else ""
 
 
 def cancelled_at(found: Facts) -> str:
@@ -139,6 +151,9 @@ _SENTENCES: dict[str, _Sentence] = {
     Reason.NOT_SHARING: lambda *_: "this cache strategy does not share prefixes; paged does",
     Reason.LOGITS: lambda *_: "log-probabilities of the prompt were asked for, which need the logits of every token",
     Reason.STATES: lambda *_: "the mean of the prompt's states was asked for, which needs the state of every token",
+    Reason.NOT_WORTH_IT: _lost("{known} stored, {lost} of them left there because computing is faster than reading"),
+    Reason.TOO_SLOW: _lost("{known} stored, but reading {lost} of them took as long as computing them"),
+    Reason.DAMAGED: _lost("{known} stored, but {lost} of them were lost with a damaged file, which was removed"),
     Cause.SAME_TEXT: _same_text,
     Cause.REWRITTEN: _rewritten,
     Cause.CHANGING_LINE: _changing_line,

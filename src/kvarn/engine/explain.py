@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.cache.adoption import Reason, ReuseLimit
+from kvarn.cache.adoption import Fetched, Reason, ReuseLimit
 from kvarn.engine.because import because, remedy, summary
 from kvarn.engine.difference import Cause, Difference
 from kvarn.engine.request import Request
@@ -34,6 +34,7 @@ class Explanation:
     preemptions: int
     recomputed_tokens: int  # after preemptions
     recomputed_ms: float
+    fetched: Fetched  # those of the reused tokens that came from tiers
     sampled: dict[str, int]  # tokens of the answer, by where: `device`, or why the host sampled them
     queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
@@ -67,6 +68,7 @@ def explain(request: Request) -> Explanation:
         preemptions=request.preemptions,
         recomputed_tokens=timing.recomputed_tokens,
         recomputed_ms=1000 * timing.recomputed_seconds,
+        fetched=request.fetched,
         sampled=dict(request.sampled),
         queued_ms=since_queued(timing.started_at),
         first_token_ms=since_queued(timing.first_token_at),
@@ -78,6 +80,10 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt_tokens": e.prompt,
         "reused_tokens": e.reused,
+        "fetched": {
+            "host": {"tokens": e.fetched.host_tokens, "ms": round(1000 * e.fetched.host_seconds, 3)},
+            "disk": {"tokens": e.fetched.disk_tokens, "ms": round(1000 * e.fetched.disk_seconds, 3)},
+        },
         "recomputed_tokens": e.computed,
         "recompute_ms": round(e.prefill_ms, 3),
         "reuse_ended": None if e.limit is None else _limit_to_json(e, e.limit, spell),

@@ -57,8 +57,11 @@ class Tiers(Protocol):
     def counts(self) -> Mapping[str, TierCount]:
         """By the name of the tier."""
 
-    def drain(self) -> None:
-        """Store everything that is resident. No step may be under way, and none may follow."""
+    def drain(self) -> str:
+        """Store everything that is resident, between two steps. Returns what was done, in words."""
+
+    def words(self) -> str:
+        """What they are; empty if there are none."""
 
 
 class _Nothing:
@@ -84,8 +87,11 @@ class _NoTiers:
     def counts(self) -> Mapping[str, TierCount]:
         return {}
 
-    def drain(self) -> None:
-        pass
+    def drain(self) -> str:
+        return ""
+
+    def words(self) -> str:
+        return ""
 
 
 NO_TIERS: Tiers = _NoTiers()

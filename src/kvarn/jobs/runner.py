@@ -165,9 +165,9 @@ class Runner:
             self._turn.take()
             self._drain()
 
-    def drain(self) -> None:
-        """Hand everything that is resident to the tiers, between two steps."""
-        self.call(self._drain)
+    def drain(self) -> str:
+        """Hand everything that is resident to the tiers, between two steps. Returns what was done, in words."""
+        return self.call(self._drain)
 
     def _with_turn(self, work: Callable[[Uninterrupted], None], ready: Ready | None = None) -> None:
         """Wait for the turn, or until ready() is true. With the turn, do the work."""
@@ -252,11 +252,12 @@ class Runner:
         self._fail(list(self._jobs.values()), KvarnError("this LLM was closed before the answer was complete"))
         self._drain()
 
-    def _drain(self) -> None:
+    def _drain(self) -> str:
         try:
-            self.engine.tiers.drain()
+            return self.engine.tiers.drain()
         except Exception as error:  # noqa: BLE001 (a device that failed must not keep the process from its end)
             log.error("the cache could not be stored: %s: %s", type(error).__name__, error)
+            return ""
 
     def _cancel_dropped(self) -> None:
         while self._dropped:

@@ -1,7 +1,8 @@
 """A thread that does jobs in order, with a bounded queue, so that the engine never waits for a disk.
 
 `offer` never waits: it refuses a job when the queue is full. Only the end of a process waits (`put`, `finish`), and
-only while jobs get done: a disk that hangs cannot hold up the exit for more than `patience` seconds.
+only while jobs get done: a disk that hangs cannot hold up the exit for more than `patience` seconds. The thread ends
+when it has been idle, and the next job starts another one: it keeps nothing alive.
 """
 
 import logging
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 log = logging.getLogger("kvarn")
 Job = Callable[[], None]
+IDLE = 0.5  # seconds
 
 
 class Lane:
@@ -63,16 +65,21 @@ class Lane:
 
     def _wait(self, ready: Callable[[], bool]) -> bool:
         with self._changed:
+            until, done = time.monotonic() + self._patience, self._n_done
             while not ready():
-                before = self._n_done
-                if not self._changed.wait_for(lambda n=before: ready() or self._n_done > n, self._patience):
+                self._changed.wait(max(until - time.monotonic(), 0))
+                if self._n_done > done:
+                    until, done = time.monotonic() + self._patience, self._n_done
+                elif time.monotonic() >= until and not ready():
                     return False
         return True
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._jobs))
+                if not self._changed.wait_for(lambda: bool(self._jobs), IDLE):
+                    self._thread = None
+                    return
                 job, nbytes = self._jobs.popleft()
                 self._since = time.monotonic()
             try:

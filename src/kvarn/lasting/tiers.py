@@ -2,20 +2,15 @@
 
     evicted -> host memory -> (its least recently used) -> folder        without host memory: evicted -> folder
 
-- The engine's thread copies cells between the cache and host memory. Files are written and read by two other
-  threads. If the writer's queue is full, the block is dropped and counted.
-- The folder takes blocks that were seen twice or have a priority, and at the end everything that is resident.
-- A prompt's blocks are read if that is expected to be faster than computing them; both speeds are measured.
+A prompt's blocks are read if that is expected to be faster than computing them; both speeds are measured. Files
+are read by a thread of its own (fetch.py). spilling.py has the way out.
 
 It is what `engine.recall.Tiers` asks for.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 
 from kvarn.backends.base import Memory
@@ -24,29 +19,20 @@ from kvarn.cache.border import Border
 from kvarn.cache.cache import KVCache
 from kvarn.cache.cover import needed, reach
 from kvarn.cache.plan import Plan
-from kvarn.cache.tier import Place, Spilled
+from kvarn.cache.tier import Place
 from kvarn.lasting.block_file import Name
 from kvarn.lasting.fetch import DISK, HOST, BlockFetch, Item, read
 from kvarn.lasting.folder import Folder
-from kvarn.lasting.host import Held, HostMemoryTier
+from kvarn.lasting.host import HostMemoryTier
 from kvarn.lasting.lane import Lane
 from kvarn.lasting.pace import Rate
-from kvarn.words import counted, file_size
+from kvarn.lasting.spilling import QUEUED, Count, Spilling
+from kvarn.words import file_size
 
-log = logging.getLogger("kvarn")
-QUEUED = 128 << 20  # bytes that may wait for the writer
 GUESS = 500.0  # tokens per second that are computed, until a step was measured
 LEAST_SECONDS = 0.05  # that a fetch may take
 STUCK = 1.0  # seconds after which a file that is still being read makes the folder too slow for others
 REFRESH = 15.0  # seconds between two listings of the folder
-
-
-@dataclass(slots=True)
-class Count:
-    nbytes: int = 0
-    reads: int = 0  # blocks that prompts got
-    writes: int = 0  # blocks that were stored
-    drops: int = 0  # blocks that were lost: the queue was full, the disk failed, the file was damaged
 
 
 class _Over:
@@ -79,107 +65,16 @@ class BlockTiers:
         folder: Folder | None,
         patience: float = 10.0,
     ) -> None:
-        self._border = Border(cache, self._spilled)
+        self._counts = {HOST: Count(), DISK: Count()}
+        self._sizes = [len(memory.read_block(group, 0)) for group in range(len(cache.plan.groups))]
+        self._spilling = Spilling(memory, self._sizes, host, folder, self._counts, patience)
+        self._border = Border(cache, self._spilling.evicted)
         self._memory = memory
         self._host, self._folder = host, folder
-        self._writer = Lane("kvarn-tier-writer", QUEUED, patience)
         self._reader = Lane("kvarn-tier-reader", QUEUED, patience)
-        self._sizes = [len(memory.read_block(group, 0)) for group in range(len(cache.plan.groups))]
         self._arrived = threading.Event()
-        self._queued: set[Name] = set()  # on their way into the folder
-        self._counts = {HOST: Count(), DISK: Count()}
         self._computing, self._reading, self._planting = Rate(GUESS), Rate(), Rate()
         self._listed = time.monotonic()
-        self._failure = ""  # the last error of the folder that was logged
-
-    # -- out of the cache ----------------------------------------------------------------------------------------------
-
-    def _spilled(self, spilled: Spilled) -> None:
-        """A block is about to be evicted. On the engine's thread."""
-        name = Name(spilled.group, spilled.key)
-        if self._host is not None:
-            if self._host.has(name):
-                self._host.touch(name)
-            else:
-                self._keep(Held(name, spilled.tokens, self._cells(spilled), spilled.wanted))
-        elif spilled.wanted and not self._stored(name):
-            self._store(name, spilled.tokens, lambda: self._cells(spilled), self._writer.offer)
-
-    def _keep(self, held: Held) -> None:
-        assert self._host is not None
-        self._counts[HOST].writes += 1
-        for left in self._host.put(held):
-            if left is held:
-                self._counts[HOST].drops += 1
-            if left.wanted and not self._stored(left.name):
-                self._store(left.name, left.tokens, lambda left=left: left.cells, self._writer.offer)
-
-    def _cells(self, spilled: Spilled) -> bytes:
-        return self._memory.read_block(spilled.group, spilled.block)
-
-    def _stored(self, name: Name) -> bool:
-        """Whether the folder has the block, or will. True without a folder: nothing is left to do."""
-        return self._folder is None or name in self._queued or self._folder.has(name) > 0
-
-    def _store(
-        self,
-        name: Name,
-        tokens: tuple[int, ...],
-        cells: Callable[[], bytes],
-        queue: Callable[[Callable[[], None], int], bool],
-        stamp: int | None = None,
-    ) -> bool:
-        nbytes = self._sizes[name.group]
-        if queue == self._writer.offer and not self._writer.has_room(nbytes):  # before the cells are copied
-            self._counts[DISK].drops += 1
-            return False
-        self._queued.add(name)
-        if queue(partial(self._write, name, tokens, cells(), stamp), nbytes):
-            return True
-        self._queued.discard(name)
-        self._counts[DISK].drops += 1
-        return False
-
-    def _write(self, name: Name, tokens: tuple[int, ...], cells: bytes, stamp: int | None) -> None:
-        """On the writer's thread."""
-        assert self._folder is not None
-        try:
-            self._folder.put(name, tokens, cells, stamp)
-            self._counts[DISK].writes += 1
-            self._failure = ""
-        except OSError as error:
-            self._counts[DISK].drops += 1
-            failure = error.strerror or str(error)
-            if failure != self._failure:
-                log.warning("disk cache %s: %s; blocks are dropped", self._folder.root, failure)
-            self._failure = failure
-        finally:
-            self._queued.discard(name)
-
-    def drain(self) -> None:
-        """Store everything that is resident or in host memory, as far as the folder's limit allows."""
-        if self._folder is None:
-            return
-        start, before, left = time.monotonic(), self._counts[DISK].writes, self._folder.limit
-        stamp = time.time_ns()
-        for name, tokens, cells in self._resident():
-            left -= self._sizes[name.group]
-            if left < 0:
-                break
-            stamp -= 1000  # the first is the last to be removed
-            if not self._stored(name) and not self._store(name, tokens, cells, self._writer.put, stamp):
-                log.warning("disk cache %s: no block was written for a while; the rest is lost", self._folder.root)
-                return
-        self._writer.finish()
-        if written := self._counts[DISK].writes - before:
-            size, seconds = file_size(self._folder.nbytes), time.monotonic() - start
-            log.info("disk cache: wrote %s in %.1f s; %s now", counted(written, "block"), seconds, size)
-
-    def _resident(self) -> Iterable[tuple[Name, tuple[int, ...], Callable[[], bytes]]]:
-        for spilled in self._border.resident():
-            yield Name(spilled.group, spilled.key), spilled.tokens, partial(self._cells, spilled)
-        for held in self._host or ():
-            yield held.name, held.tokens, lambda held=held: held.cells
 
     # -- back into the cache -----------------------------------------------------------------------------------------
 
@@ -245,14 +140,7 @@ class BlockTiers:
     def _list_again(self) -> None:
         if self._folder is not None and time.monotonic() - self._listed > REFRESH:
             self._listed = time.monotonic()
-            self._writer.offer(self._refresh)
-
-    def _refresh(self) -> None:
-        assert self._folder is not None
-        try:
-            self._folder.refresh()
-        except OSError as error:
-            log.warning("disk cache %s: %s", self._folder.root, error.strerror or error)
+            self._spilling.refresh()
 
     # -- for a fetch ---------------------------------------------------------------------------------------------------
 
@@ -292,10 +180,20 @@ class BlockTiers:
         return self._border.seek(seq, tokens)[0]
 
     def used(self, names: Iterable[Name]) -> None:
-        if self._folder is not None:
-            self._writer.offer(partial(self._folder.touch, list(names)))
+        self._spilling.touch(list(names))
 
     # -- for the engine and for metrics --------------------------------------------------------------------------------
+
+    def drain(self) -> str:
+        """Store everything that is resident or in host memory, as far as the folder's limit allows."""
+        return self._spilling.drain(self._border.resident())
+
+    def words(self) -> str:
+        parts = [] if self._host is None else [f"{file_size(self._host.limit)} of host memory"]
+        if self._folder is not None:
+            has = f"{file_size(self._folder.nbytes)} of at most {file_size(self._folder.limit)}"
+            parts.append(f"{self._folder.root} with {has}")
+        return ", ".join(parts)
 
     def computed(self, tokens: int, seconds: float) -> None:
         self._computing.add(tokens, seconds)
