@@ -59,8 +59,11 @@ def add_compute_flags(parser: Flags) -> None:
     parser.add_argument("--backend", choices=(AUTO, *BACKENDS), default=AUTO, help=backend)
 
 
-def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
-    """The model, and how it is run. `max_seqs` and `context` are the command's defaults."""
+def add_model_flags(
+    parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096", tiers: bool = True
+) -> None:
+    """The model, and how it is run. `max_seqs` and `context` are the command's defaults. `tiers`: whether the command
+    has prompts that can reuse something."""
     group = parser.add_argument_group("model")
     add_model_flag(parser, group)
     length = f"maximum tokens of prompt plus answer; 0: the context that the model was trained for (default: {context})"
@@ -70,17 +73,18 @@ def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context:
     beside = "maximum sequences computed at the same time (default: %(default)s)"
     group.add_argument("-np", "--max-seqs", "--parallel", type=int, metavar="N", default=max_seqs, help=beside)
     add_compute_flags(group)
-    add_cache_flags(parser)
+    add_cache_flags(parser, tiers)
 
 
-def add_cache_flags(parser: argparse.ArgumentParser) -> None:
+def add_cache_flags(parser: argparse.ArgumentParser, tiers: bool) -> None:
     group = parser.add_argument_group("cache")
     group.add_argument("--cache", choices=NAMES, default="auto", help="cache strategy (default: %(default)s)")
     cells = "number type of stored keys and values (default: %(default)s)"
     group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
     budget = "memory for keys and values (default: what the context needs; with cuda, what the device has left)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
-    add_tier_flags(group)
+    if tiers:
+        add_tier_flags(group)
     add_block_flags(group)
 
 
@@ -223,8 +227,8 @@ def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) 
             cache_type=args.cache_type,
             cache_layout=args.cache_layout,
             cache_bytes=args.cache_bytes,
-            host_cache=args.host_cache,
-            disk_cache=args.disk_cache,
+            host_cache=getattr(args, "host_cache", None),
+            disk_cache=getattr(args, "disk_cache", None),
             block_size=args.block_size,
             window=args.window,
             pinned=args.pinned,
