@@ -182,7 +182,7 @@ def test_every_metric_is_tested_and_documented(server: Served) -> None:
 @pytest.fixture(scope="module")
 def like_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = tiny_model(tmp_path_factory.mktemp("model"), 2048)
-    with serve(model, "--alias", "tiny", "--metrics-prefix", "vllm") as served:
+    with serve(model, "--alias", "tiny", "--host-cache", "1M", "--metrics-prefix", "vllm") as served:
         body = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
         assert served.ask("/v1/completions", body).status == 200
         yield served

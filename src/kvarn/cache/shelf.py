@@ -10,7 +10,7 @@ from kvarn.cache.adoption import Reason
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.cover import needed
 from kvarn.cache.placement import GroupConfig
-from kvarn.cache.prefix import PagedResidency, PrefixTree
+from kvarn.cache.prefix import Node, PagedResidency, PrefixTree
 from kvarn.cache.tier import Place, Spill, Spilled
 
 
@@ -80,15 +80,21 @@ class Shelf:
         except BaseException:
             self._pool.release(block)
             raise
-        why = Reason.EVICTED if self._config.spec.window is None else Reason.OUT_OF_WINDOW
-        parent = self._tree.chain(r.node, (place.tokens for place in places[:-1]), why)
-        node = self._tree.insert(parent, places[-1].tokens, block)
+        node = self._tree.insert(self._parent(r, places), places[-1].tokens, block)
         assert node.block is not None
         if node.block != block:  # somebody computed it meanwhile
             self._pool.share(node.block)
             self._pool.release(block)
         r.held.append(node.block)
         return True
+
+    def _parent(self, r: PagedResidency, places: Sequence[Place]) -> Node:
+        """The node before the last place. Mostly it is the block that was planted before."""
+        last = self._tree.node_of(r.held[-1]) if r.held else None
+        if last is not None and last.depth == len(places) - 1:
+            return last
+        why = Reason.EVICTED if self._config.spec.window is None else Reason.OUT_OF_WINDOW
+        return self._tree.chain(r.node, (place.tokens for place in places[:-1]), why)
 
     def let_go(self, r: PagedResidency) -> None:
         held, r.held = r.held, []

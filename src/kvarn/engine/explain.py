@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.cache.adoption import Fetched, Reason, ReuseLimit
+from kvarn.cache.adoption import NOT_FETCHED, Fetched, Reason, ReuseLimit
 from kvarn.engine.because import because, remedy, summary
 from kvarn.engine.difference import Cause, Difference
 from kvarn.engine.request import Request
@@ -34,11 +34,11 @@ class Explanation:
     preemptions: int
     recomputed_tokens: int  # after preemptions
     recomputed_ms: float
-    fetched: Fetched  # those of the reused tokens that came from tiers
     sampled: dict[str, int]  # tokens of the answer, by where: `device`, or why the host sampled them
     queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
     total_ms: float | None
+    fetched: Fetched = NOT_FETCHED  # those of the reused tokens that came from tiers
     difference: Difference | None = None  # DIFFERS: what else is known about it
 
     @property

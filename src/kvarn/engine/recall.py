@@ -95,6 +95,7 @@ class _NoTiers:
 
 
 NO_TIERS: Tiers = _NoTiers()
+RETRY = 0.05  # seconds until a sample for which there was no room is looked at again
 PAUSE = 0.005  # seconds to wait for a block when there is nothing to compute: then others get their turn
 
 
@@ -110,14 +111,20 @@ class Recall:
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
         self._reading: dict[Sample, Fetch] = {}
+        self._refused: tuple[Sample | None, float] = None, 0.0  # the last one without room, and when
 
     def __contains__(self, sample: Sample) -> bool:
         return sample in self._reading
 
-    def begin(self, sample: Sample, tokens: Sequence[int], spare: int) -> Begun:
-        """Start to read the blocks of its prompt, if that is worth it. Call `end` before `adopt`, in any case."""
+    def begin(self, sample: Sample, tokens: Sequence[int], spare: int, crowded: bool) -> Begun:
+        """Start to read the blocks of its prompt, if that is worth it. Call `end` before `adopt`, in any case.
+        `crowded`: others are running, and may hold the room."""
+        last, when = self._refused
+        if crowded and last is sample and time.perf_counter() < when + RETRY:  # a lookup hashes the whole prompt
+            return Begun.NO_ROOM
         fetch = self._tiers.begin(sample.id, tokens, spare)
         if fetch is None:
+            self._refused = sample, time.perf_counter()
             return Begun.NO_ROOM
         self._reading[sample] = fetch
         if fetch.over:

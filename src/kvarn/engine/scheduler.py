@@ -222,10 +222,12 @@ class Scheduler:
             adoption = self.cache.resume(parked.id, parked.tokens, _known(sample), _counts(sample))
         elif self._has_row():
             self.cache.open(sample.id, sample.request.salt, sample.request.priority)
-            begun = self.recall.begin(sample, _known(sample), self._most(sample)) if fetches else Begun.NOTHING
+            begun, crowded = Begun.NOTHING, bool(self.running)
+            if fetches:
+                begun = self.recall.begin(sample, _known(sample), self._most(sample), crowded)
             if begun is Begun.READING:
                 return 0
-            if begun is Begun.NO_ROOM and self.running:
+            if begun is Begun.NO_ROOM and crowded:
                 self.cache.free(sample.id)
                 return None
             adoption = self._adopt(sample)

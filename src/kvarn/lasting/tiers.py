@@ -196,7 +196,8 @@ class BlockTiers:
         return ", ".join(parts)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        self._computing.add(tokens, seconds)
+        if tokens >= self._border.configs[0].block_size:  # a few tokens take as long as many
+            self._computing.add(tokens, seconds)
 
     def wait(self, seconds: float) -> None:
         self._arrived.wait(seconds)
