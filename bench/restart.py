@@ -93,10 +93,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--times", type=int, default=3, help="runs of each way that reads")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--ids", action="store_true", help="print history and question as token ids, for other engines")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(one(*json.loads(args.one))))
+        return
+    if args.ids:
+        with LLM(args.models[0], context=64, backend="cpu") as llm:
+            print(*history(llm, args.tokens))
+            print(*llm.tokenizer.encode(QUESTION))
         return
     rows = []
     print(f"{'model':<24} {'stored':>9}  " + "  ".join(f"{way:>12}" for way in WAYS) + "   times faster")

@@ -114,7 +114,7 @@ def test_evicted_blocks_come_back_from_host_memory_and_from_a_folder(loaded: Loa
     """Device, host, disk and back, by the same seam."""
     asked = [(text(38, n), SamplingParams(max_tokens=2, logprobs=2, ignore_eos=True)) for n in range(2)]
     size = len(loaded.cache(64, block_size=16, max_seqs=1)[0].read_block(0, 0))
-    settings = dict(block_size=16, max_seqs=1, cache_bytes=5 * size)
+    settings = dict(block_size=16, max_seqs=1, cache_bytes=4 * size)
     plain = [answers(loaded.engine(64, 64, **settings), [each]) for each in asked]
 
     def tiers(book: KVCache, memory: Any) -> BlockTiers:

@@ -183,7 +183,7 @@ def test_explanations_say_what_came_from_where(models: Path, tmp_path: Path) -> 
         assert found["fetched"]["disk"]["tokens"] == 112
         assert found["fetched"]["disk"]["ms"] > 0
         assert found["fetched"]["host"] == {"tokens": 0, "ms": 0.0}
-        assert f"(112 from disk in {found['fetched']['disk']['ms']:.0f} ms)" in summary(found)
+        assert "(112 from disk, read in " in summary(found)
         usage = llm.cache.usage()
         assert (usage.prefix_queries, usage.prefix_hits) == (120, 0)
         assert (usage.external_queries, usage.external_hits) == (120, 112)

@@ -38,7 +38,7 @@ def test_conversations_outlast_the_server(tmp_path: Path) -> None:
         warm, reused, explained = answer(server, "one")
         assert (warm, reused) == (cold, 96)
         assert explained["fetched"]["disk"]["tokens"] == 96
-        assert "(96 from disk in " in explained["summary"]
+        assert "(96 from disk, read in " in explained["summary"]
         assert server.metric("kvarn:external_prefix_cache_hits_total") == 96
         assert server.metric("kvarn:kv_tier_reads_total", tier="disk") == 3
         other, reused, _ = answer(server, "two")

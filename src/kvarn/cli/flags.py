@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from kvarn.backends import AUTO, BACKENDS
 from kvarn.cache.codec import CODECS
@@ -144,6 +145,11 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--grammar-file", type=file_text, metavar="FILE", help=file)
 
 
+def add_snapshot_flag(parser: Flags) -> None:
+    begin = "begin with the text of a snapshot (kvarn snapshot make), which need not be computed then"
+    parser.add_argument("--snapshot", metavar="FILE", help=begin)
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     trust = "recognize control tokens in the text of messages (default: they are plain text)"
     parser.add_argument("--trust-messages", action="store_true", help=trust)
@@ -215,7 +221,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) -> LLM:
+def load(args: argparse.Namespace, trust_messages: bool = False, **engine: Any) -> LLM:
     """The model that the flags describe. A terminal shows the progress of loading."""
     at_least(1, max_batch_tokens=args.max_batch_tokens, max_seqs=args.max_seqs)
     at_least(0, context=args.context, pinned=args.pinned)

@@ -55,7 +55,7 @@ def summary(found: Facts) -> str:
     if ended is None:
         return f"{'cancelled' if found['cancelled'] else 'ended'} while queued: nothing was looked up or computed"
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    text = f"reused {reused} of {counted(prompt, 'prompt token')}{_in_brackets(origin(found))}, computed {computed} in "
+    text = f"reused {reused} of {counted(prompt, 'prompt token')}{restored(found)}, computed {computed} in "
     text += f"{found['recompute_ms']:.0f} ms: {because(found)}{_quoted_difference(ended)}"
     if found["preemptions"]:
         again = found["recomputed_after_preemption"]
@@ -66,16 +66,14 @@ def summary(found: Facts) -> str:
     return text
 
 
-def origin(found: Facts) -> str:
-    """Which of the reused tokens came from tiers; empty if none did, or if the server is older than tiers."""
-    tiers = found.get("fetched", {})
-    return ", ".join(
-        f"{tier['tokens']} from {name} in {tier['ms']:.0f} ms" for name, tier in tiers.items() if tier["tokens"]
-    )
-
-
-def _in_brackets(words: str) -> str:
-    return f" ({words})" if words else ""
+def restored(found: Facts) -> str:
+    """Which of the reused tokens came from tiers and snapshots: ` (14,900 from snapshot x.kvs, read in 0.11 s)`."""
+    sources = [(tier["tokens"], name, tier["ms"]) for name, tier in found.get("fetched", {}).items()]
+    if "snapshot" in found:
+        source = found["snapshot"]
+        sources.append((source["tokens"], f"snapshot {source['name']}", source["read_ms"]))
+    words = [f"{n:,} from {name}, read in {ms / 1000:.2f} s" for n, name, ms in sources if n]
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def cancelled_at(found: Facts) -> str:

@@ -99,7 +99,7 @@ RETRY = 0.05  # seconds until a sample for which there was no room is looked at 
 PAUSE = 0.005  # seconds to wait for a block when there is nothing to compute: then others get their turn
 
 
-class Begun(Enum):
+class Found(Enum):
     READING = auto()
     NOTHING = auto()  # to read, or it is not worth it
     NO_ROOM = auto()
@@ -116,22 +116,22 @@ class Recall:
     def __contains__(self, sample: Sample) -> bool:
         return sample in self._reading
 
-    def begin(self, sample: Sample, tokens: Sequence[int], spare: int, crowded: bool) -> Begun:
+    def begin(self, sample: Sample, tokens: Sequence[int], spare: int, crowded: bool) -> Found:
         """Start to read the blocks of its prompt, if that is worth it. Call `end` before `adopt`, in any case.
         `crowded`: others are running, and may hold the room."""
         last, when = self._refused
         if crowded and last is sample and time.perf_counter() < when + RETRY:  # a lookup hashes the whole prompt
-            return Begun.NO_ROOM
+            return Found.NO_ROOM
         fetch = self._tiers.begin(sample.id, tokens, spare)
         if fetch is None:
             self._refused = sample, time.perf_counter()
-            return Begun.NO_ROOM
+            return Found.NO_ROOM
         self._reading[sample] = fetch
         if fetch.over:
-            return Begun.NOTHING
+            return Found.NOTHING
         timing = sample.request.timing
         timing.started_at = timing.started_at or time.perf_counter()
-        return Begun.READING
+        return Found.READING
 
     def advance(self, sample: Sample) -> bool:
         """Whether the sample can be computed now."""

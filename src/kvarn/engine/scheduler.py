@@ -18,7 +18,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.faults import OneByOne
 from kvarn.engine.parked import ParkedSequences
-from kvarn.engine.recall import NO_TIERS, Begun, Recall, Tiers
+from kvarn.engine.recall import NO_TIERS, Found, Recall, Tiers
 from kvarn.engine.request import Sample
 
 # Rows of prompt logits in a step, of all its samples: a row has one number per token of the vocabulary, and each is
@@ -222,12 +222,12 @@ class Scheduler:
             adoption = self.cache.resume(parked.id, parked.tokens, _known(sample), _counts(sample))
         elif self._has_row():
             self.cache.open(sample.id, sample.request.salt, sample.request.priority)
-            begun, crowded = Begun.NOTHING, bool(self.running)
+            begun, crowded = Found.NOTHING, bool(self.running)
             if fetches:
                 begun = self.recall.begin(sample, _known(sample), self._most(sample), crowded)
-            if begun is Begun.READING:
+            if begun is Found.READING:
                 return 0
-            if begun is Begun.NO_ROOM and crowded:
+            if begun is Found.NO_ROOM and crowded:
                 self.cache.free(sample.id)
                 return None
             adoption = self._adopt(sample)

@@ -19,11 +19,12 @@ PART = ".part"
 ABANDONED = 3600.0  # seconds after its last write; then nobody is writing it any more
 
 
-def write_whole(path: Path, pieces: Iterable[Piece], durable: bool = True) -> int:
-    """The number of bytes. Raises OSError, and then nothing has changed. The folder must exist."""
+def write_whole(path: Path, pieces: Iterable[Piece], durable: bool = True, folder: int | None = None) -> int:
+    """The number of bytes. Raises OSError, and then nothing has changed. The folder must exist; `folder` is a
+    descriptor that the path starts at."""
     draft = path.with_name(f".{path.name}.{token_hex(8)}{PART}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(draft, flags, 0o600)
+    descriptor = os.open(draft, flags, 0o600, dir_fd=folder)
     try:
         try:
             total = sum(_write_all(descriptor, piece) for piece in pieces)
@@ -31,20 +32,20 @@ def write_whole(path: Path, pieces: Iterable[Piece], durable: bool = True) -> in
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(draft, path)
+        os.replace(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
-            os.unlink(draft)
+            os.unlink(draft, dir_fd=folder)
         raise
     if durable:
-        sync_folder(path.parent)
+        sync_folder(path.parent, folder)
     return total
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(path: Path, folder: int | None = None) -> None:
     """Make renames in the folder durable, where the system can."""
     with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.fsync(descriptor)
         finally:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from kvarn.chats.answer import Reader
 from kvarn.chats.rules import Rule
 from kvarn.engine.params import SamplingParams
+from kvarn.lasting.collection import Collection
 from kvarn.llm import LLM
 from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
@@ -34,6 +35,7 @@ from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
 from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
 from kvarn.server.protocols.base import Reply, Setting
+from kvarn.server.protocols.kept.endpoints import shared_tokens
 from kvarn.server.protocols.responses.store import Responses
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
@@ -74,12 +76,14 @@ class Service:
         sites: Sites | None = None,
         log: RequestLog | None = None,
         strict_model: bool = False,
+        kept: Collection | None = None,
     ) -> None:
         self.llm = llm
         self.log = log or RequestLog()
         self.name = name
         self.worker = worker
         self.draining = False
+        self.kept = kept  # snapshots by name
         self._access = access
         self._metrics = metrics
         self._reader_seconds = reader_seconds
@@ -272,6 +276,13 @@ class Service:
         """The text of a conversation's prompt, with or without the beginning of the answer."""
         render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
         return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
+
+    async def kept_text(
+        self, request: Request, parse: Callable[[bytes], dict[str, Any]]
+    ) -> tuple[dict[str, Any], list[int]]:
+        """The text of a snapshot, in tokens."""
+        tokens = lambda body: shared_tokens(self._tokens, body)  # noqa: E731
+        return await self._bodies.process(request, parse, tokens, lambda body: self._prompts.threads)
 
     async def read(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         """A body that asks for nothing to be computed."""
