@@ -4,18 +4,20 @@ python bench/restart.py [--tokens 3000] [--json FILE] MODEL ...
 
 For each model a first process computes the history and stores it. Then new processes get the history and a new
 question: without a disk cache, with one whose files are in the page cache, and with one whose files must be read from
-the device. The answers are compared: token and log-probabilities must be equal.
+the device. The answers are compared: token and log-probabilities must be equal. Times are medians.
 """
 
 import argparse
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvarn import LLM, SamplingParams
@@ -77,21 +79,24 @@ def measure(model: str, n_tokens: int, times: int) -> dict[str, Any]:
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         runs["recomputed"].append(child(model, n_tokens, None))
         for _ in range(times):
-            runs["page cache"].append(child(model, n_tokens, folder))
-            forget_pages(folder)
-            runs["disk"].append(child(model, n_tokens, folder))
+            for way in WAYS[1:]:
+                with tempfile.TemporaryDirectory() as copy:  # a run stores the question, too
+                    shutil.copytree(folder, copy, dirs_exist_ok=True)
+                    if way == "disk":
+                        forget_pages(copy)
+                    runs[way].append(child(model, n_tokens, copy))
     answers = {json.dumps(run.pop("answer")) for found in runs.values() for run in found}
     assert len(answers) == 1, "the answers differ"
-    best = {way: min(run["seconds"] for run in found) for way, found in runs.items()}
-    faster = {way: round(best["recomputed"] / best[way], 1) for way in WAYS[1:]}
-    return {"model": model, "stored_bytes": size, "first_token_seconds": best, "faster": faster, "runs": runs}
+    middle = {way: round(median(run["seconds"] for run in found), 4) for way, found in runs.items()}
+    faster = {way: round(middle["recomputed"] / middle[way], 1) for way in WAYS[1:]}
+    return {"model": Path(model).name, "stored_bytes": size, "seconds": middle, "faster": faster, "runs": runs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--times", type=int, default=3, help="runs of each way that reads")
+    parser.add_argument("--times", type=int, default=3, help="runs of each way that reads (default: 3)")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--ids", action="store_true", help="print history and question as token ids, for other engines")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -109,7 +114,7 @@ def main() -> None:
     for model in args.models or ["smollm2"]:
         row = measure(model, args.tokens, args.times)
         rows.append(row)
-        times = "  ".join(f"{row['first_token_seconds'][way]:>10.3f} s" for way in WAYS)
+        times = "  ".join(f"{row['seconds'][way]:>10.3f} s" for way in WAYS)
         faster = " / ".join(f"{row['faster'][way]:.0f}" for way in WAYS[1:])
         print(f"{Path(model).name:<24} {row['stored_bytes'] / 1e6:>6.0f} MB  {times}   {faster}", flush=True)
     if args.json:
