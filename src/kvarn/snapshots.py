@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from kvarn import __version__
 from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.engine.request import Begun
-from kvarn.errors import BadSnapshot, KvarnError
+from kvarn.errors import BadSnapshot, KvarnError, NoRoomNow
 from kvarn.jobs.job import SILENT, Job, Listener, Output
 from kvarn.jobs.runner import Runner
 from kvarn.lasting import snapshot as files
-from kvarn.lasting.cells import Cells, check_fits, restore, take
+from kvarn.lasting.cells import Cells, check_fits, lack_of, restore, take
 from kvarn.lasting.fingerprint import Fingerprint
 from kvarn.lasting.snapshot import Answer, Facts, Snapshot, SnapshotFile
 from kvarn.lasting.verify import compare, recompute
@@ -127,8 +127,8 @@ class Snapshots:
         file.require(self._fingerprint(), cache.plan)
         try:
             check_fits(cache, file.facts.n_tokens, file.facts.holes)
-        except KvarnError as error:
-            raise type(error)(f"{file.name} cannot be restored: {error}") from None
+        except BadSnapshot as error:
+            raise BadSnapshot(f"{file.name} cannot be restored: {error}") from None
         return file.read(self._tokenizer.vocab_size)
 
     def _restore(
@@ -147,7 +147,7 @@ class Snapshots:
             restore(engine.cache, engine.memory, seq, tokens, snapshot.cells)
 
         def work(salt: bytes) -> Callable[[float], None]:
-            check_fits(engine.cache, len(tokens), snapshot.facts.holes)
+            self._make_room(len(tokens))
             return engine.restore(tokens, write, name, salt, conversation, priority)
 
         done = [self._runner.call(lambda salt=salt: work(salt)) for salt in salts]  # type: ignore[misc]
@@ -155,6 +155,12 @@ class Snapshots:
         for note in done:
             self._runner.call(lambda note=note: note(seconds))  # type: ignore[misc]
         return Restored(name, tokens, file.facts.nbytes, seconds)
+
+    def _make_room(self, n_tokens: int) -> None:
+        """As for a request: sequences that wait for the next turn of a conversation go first."""
+        while lack := lack_of(self._engine.cache, n_tokens):
+            if not self._engine.scheduler.parked.drop_oldest():
+                raise NoRoomNow(lack)
 
     # -- answers that go on ----------------------------------------------------------------------------------------
 
@@ -196,7 +202,7 @@ class Snapshots:
 
     def _verified(self, snapshot: Snapshot, places: Sequence[int], progress: Callable[[int, int], None]) -> int:
         engine, seq = self._engine, -1  # no request has this number
-        check_fits(engine.cache, len(snapshot.tokens), snapshot.facts.holes)
+        self._make_room(len(snapshot.tokens))
         engine.cache.open(seq, secrets.token_bytes(16))
         try:
             restore(engine.cache, engine.memory, seq, snapshot.tokens, snapshot.cells)

@@ -50,6 +50,12 @@ LINES = {
     "inspect with a window": ("inspect", "inspect M --window 16 -c 64"),
     "strategies": ("strategies", "strategies -n 40 -c 64 --heads 2/1"),
     "list": ("list", "list"),
+    "snapshot make": ("snapshot", "snapshot make -m M -p abcdefgh -o O/a.kvs -t 1"),
+    "snapshot inspect": ("snapshot", "snapshot inspect O/a.kvs"),
+    "snapshot verify": ("snapshot-verify", "snapshot verify O/a.kvs -m M --tokens 3 -t 1"),
+    "an answer in a snapshot": ("run", "run -m M -p abc -n 2 -t 1 --save-snapshot O/b.kvs"),
+    "snapshot inspect of an answer": ("snapshot", "snapshot inspect O/b.kvs"),
+    "run from a snapshot": ("run", "run -m M -p abcdefghi -n 2 -t 1 --snapshot O/a.kvs"),
     "list of all": ("list", "list --all"),
 }
 
@@ -61,6 +67,7 @@ def test_output(model: Path, text: Path, schema: str, line: str, capsys, monkeyp
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.gguf").symlink_to(model)
     words = [{"M": str(model), "T": str(text)}.get(word, word) for word in line.split()]
+    words = [word.replace("O/", f"{model.parent}/", 1) if word.startswith("O/") else word for word in words]
     assert main([*words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     validator(schema).validate(said)

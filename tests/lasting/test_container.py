@@ -1,4 +1,4 @@
-"""Files from anywhere: every changed bit, every cut and every hostile header is refused in one line, in little memory."""
+"""Files from anywhere: every changed bit, cut and hostile header is refused in one line, in little memory."""
 
 import json
 import os
@@ -26,10 +26,15 @@ def small(path: Path) -> Path:
     return path
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(BadSnapshot) as error, Container(path) as file:
+def check(path: Path) -> None:
+    with Container(path) as file:
         for name in file.tensors:
             file.check(name)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(BadSnapshot) as error:
+        check(path)
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 700

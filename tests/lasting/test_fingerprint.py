@@ -13,12 +13,6 @@ from kvarn.lasting.weights import Weights
 from kvarn.loading.checkpoint import open_checkpoint
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return tiny_gguf.write(tmp_path / "m.gguf", "llama", tiny_gguf.CHAT)
@@ -83,7 +77,7 @@ def test_a_model_that_changed_since_it_was_opened_has_no_digest(model: Path) -> 
         weights.digest()
 
 
-def test_the_digest_is_taken_once_and_the_stamp_holds_for_one_file(model: Path, own_cache: Path, monkeypatch) -> None:
+def test_the_digest_is_taken_once_and_the_stamp_holds_for_one_file(model: Path, stamps: Path, monkeypatch) -> None:
     monkeypatch.setattr(weights_module, "_SETTLED", 0)
     reads = []
 
@@ -100,12 +94,22 @@ def test_the_digest_is_taken_once_and_the_stamp_holds_for_one_file(model: Path, 
     os.replace(copy, model)  # the same bytes and size in another inode
     assert Weights(open_checkpoint(model)).digest(count) == first
     assert reads
-    for stamp in (own_cache / "weights").iterdir():
+    for stamp in (stamps / "weights").iterdir():
         stamp.write_text('{"digest": "0", "files": 3}')  # damaged: taken again
     assert Weights(open_checkpoint(model)).digest() == first
 
 
-def test_a_file_that_was_just_written_gets_no_stamp(model: Path, own_cache: Path, monkeypatch) -> None:
+def test_a_file_that_was_just_written_gets_no_stamp(model: Path, stamps: Path, monkeypatch) -> None:
     monkeypatch.setattr(weights_module, "_SETTLED", 10**18)
     Weights(open_checkpoint(model)).digest()
-    assert not (own_cache / "weights").exists()
+    assert not (stamps / "weights").exists()
+
+
+def test_stamps_of_models_that_are_gone_do_not_pile_up(model: Path, stamps: Path, monkeypatch) -> None:
+    monkeypatch.setattr(weights_module, "_SETTLED", 0)
+    monkeypatch.setattr(weights_module, "_MOST_STAMPS", 2)
+    for name in "abc":
+        copy = model.with_name(f"{name}.gguf")
+        copy.write_bytes(model.read_bytes())
+        Weights(open_checkpoint(copy)).digest()
+    assert len(list((stamps / "weights").iterdir())) == 2

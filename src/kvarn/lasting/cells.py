@@ -99,7 +99,7 @@ def require_no_tail(plan: Plan) -> None:
 
 
 def check_fits(cache: KVCache, n: int, holes: Sequence[range]) -> None:
-    """Raise BadSnapshot if n tokens with these holes can never be restored here, NoRoomNow if there is no room now."""
+    """Raise BadSnapshot if n tokens with these holes can never be restored here."""
     if n >= cache.longest:
         raise BadSnapshot(f"it has {counted(n, 'token')} and the cache holds {cache.longest:,}: raise the context (-c)")
     for group, placement in zip(cache.plan.groups, cache.placements, strict=True):
@@ -110,10 +110,13 @@ def check_fits(cache: KVCache, n: int, holes: Sequence[range]) -> None:
                 f"it has no cells of the tokens {hole.start:,} to {hole.stop:,}, and blocks of {size} tokens here need "
                 "some of them: lower the block size, or use the strategy that made it"
             )
+
+
+def lack_of(cache: KVCache, n: int) -> str:
+    """Why n tokens have no room now; empty if they have."""
     if lacking := cache.lacks(n):
-        raise NoRoomNow(f"no room now for {counted(n, 'token')}: {counted(lacking, 'block')} are in use; try again")
-    if not cache.n_rows_free:
-        raise NoRoomNow("no room now: all sequences are in use; try again")
+        return f"no room now for {counted(n, 'token')}: {counted(lacking, 'block')} more must be free; try again"
+    return "" if cache.n_rows_free else "no room now: all sequences are in use; try again"
 
 
 def restore(cache: KVCache, memory: Memory, seq: int, tokens: Sequence[int], cells: Cells) -> None:

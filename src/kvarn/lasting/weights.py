@@ -27,6 +27,7 @@ from kvarn.loading.progress import Progress, quiet
 
 _PIECE = 4 << 20
 _MOST_BYTES = 1 << 20
+_MOST_STAMPS = 100
 _SETTLED = 2 * 10**9  # nanoseconds
 
 
@@ -110,6 +111,14 @@ class Weights:
             stamp.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"digest": self._digest, "files": self._loaded})
             write_whole(stamp, [text.encode()], durable=False)
+            _prune(stamp.parent)
+
+
+def _prune(folder: Path) -> None:
+    """Models come and go: keep the newest stamps."""
+    stamps = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime_ns)
+    for stamp in stamps[:-_MOST_STAMPS]:
+        stamp.unlink(missing_ok=True)
 
 
 def _facts(descriptor: int) -> _Facts:

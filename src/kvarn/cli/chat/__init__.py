@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if args.snapshot is not None:
         llm.snapshots.load(user_path(args.snapshot), conversation=ID)
     lasting = open_session(args.session)
-    found = lasting.resume(conversation, conversation.params)
+    found = lasting.resume(conversation, params)
     if is_terminal():
         run_in_terminal(args, conversation, lasting, found)
     else:

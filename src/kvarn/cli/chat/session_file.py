@@ -13,7 +13,7 @@ from typing import Any
 
 from kvarn.cli.chat import saved, settings
 from kvarn.cli.chat.conversation import ID, Conversation
-from kvarn.engine.params import SamplingParams
+from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import BadSnapshot, KvarnError
 from kvarn.lasting.snapshot import SnapshotFile
 from kvarn.loading.paths import user_path
@@ -86,7 +86,7 @@ def _read(file: SnapshotFile, given: SamplingParams) -> tuple[list[saved.Message
     kept, left_out = chat.get("settings"), chat.get("left_out")
     if not isinstance(kept, dict) or not set(kept) <= set(settings.NAMES) or type(left_out) is not int or left_out < 0:
         raise BadSnapshot(f"{file.name}: its settings are not those of a conversation")
-    usual = SamplingParams()
+    usual = SamplingParams(max_tokens=UNBOUNDED)  # what the options are if they are not given
     chosen = {name: value for name in kept if (value := getattr(given, name)) != getattr(usual, name)}
     return messages, replace(given, **{**kept, **chosen}), left_out
 
