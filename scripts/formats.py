@@ -19,6 +19,7 @@ ORDER = (
     "bench",
     "bench-serve",
     "perplexity",
+    "plan",
     "inspect",
     "strategies",
     "list",

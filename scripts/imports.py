@@ -34,6 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
     # Cells outside of the process: no text, no requests.
     "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
+    # Forecasts: sizes and speeds of models that need not be loaded.
+    "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
+    | {"__version__"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

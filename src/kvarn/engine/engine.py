@@ -252,7 +252,8 @@ class Engine:
 
     def _note_source(self, request: Request) -> None:
         if request.adoption is not None and request.adoption.reused:
-            request.source = self.sources.of(request.salt, request.samples[0].tokens, request.adoption.reused)
+            had = request.fetched.local if request.fetched.tokens else request.adoption.reused
+            request.source = self.sources.of(request.salt, request.samples[0].tokens, had)
 
     def isolate(self, error: BaseException) -> None:
         """Handle an error of `step`, or of another call that was interrupted at any line.
