@@ -47,6 +47,7 @@ from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.residency import NO_HOLE, Residency
 from kvarn.cache.spec import LayerSpec, ceil_div
 from kvarn.cache.step import Copy
+from kvarn.cache.tier import Spill
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, PastCapacity, SequenceExists, UnknownSequence
 
 
@@ -286,6 +287,9 @@ class Placement(ABC, Generic[R]):
 
     def discard(self, blocks: Iterable[int]) -> None:
         """Copies into these blocks were not run, so their content is wrong: do not reuse it."""
+
+    def spill_to(self, group: int, spill: Spill) -> None:
+        """Call `spill` with every full block before it is evicted (only if `shares`)."""
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

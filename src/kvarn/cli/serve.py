@@ -209,12 +209,14 @@ def summary(llm: LLM, name: str, address: str, n_keys: int, restored: Sequence[R
     whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all
     held = min(each.n_blocks * each.block_size for each in whole)
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
+    tiers = llm.engine.tiers.words()
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     warm = "; ".join(f"{counted(len(r.tokens), 'token')} of {r.name} in {r.seconds:.2f} s" for r in restored)
     return {
         "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "backend": backend_words(llm.opened.facts),
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {counted(held, 'token')}",
+        **({"tiers": tiers} if tiers else {}),
         **({"restored": warm} if warm else {}),
         "serving": f"{counted(plan.max_seqs, 'sequence')} at once, {counted(config.context, 'token')} each at most",
         "keys": counted(n_keys, "API key") if n_keys else "none: anybody who reaches this address may ask",

@@ -111,6 +111,11 @@ class Service:
         self._structures.close()
         self.worker.stop()
 
+    def store(self) -> None:
+        """After `stop`: give everything that is resident to the tiers, for the next start."""
+        if done := self.llm.runner.drain():
+            self.log.stored(done)
+
     def app(self) -> ASGIApp:
         get: dict[str, Endpoint] = {
             "/": self.root,

@@ -139,6 +139,9 @@ class RequestLog:
         what = f"{counted(n, 'request')} may finish within {drain_seconds:g} s" if n else "no request is under way"
         self._say("stopping", f"stopping: {what}", open_requests=n)
 
+    def stored(self, what: str) -> None:
+        self._say("stored", what)
+
     def close(self) -> None:
         """The server has stopped: write what is left, and the totals."""
         for entry in list(self._open):
