@@ -19,6 +19,7 @@ from threading import RLock
 from typing import Any
 
 from kvarn.cache.adoption import Adoption
+from kvarn.cache.journal import Changes, Journal, TreeJournal
 from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
@@ -60,6 +61,7 @@ class KVCache:
         self.plan = plan
         self._lock = RLock()
         self._prefixes = PrefixCount()
+        self._journals: list[Journal | TreeJournal] = []  # one per group while somebody watches
         self.reset()
 
     def reset(self) -> None:
@@ -69,6 +71,8 @@ class KVCache:
             self.placements: list[Placement[Any]] = [make(group.config) for group in self.plan.groups]
             self._entries: dict[int, _Entry] = {}
             self._free_rows = list(reversed(range(self.plan.max_seqs)))
+            if self._journals:
+                self.watch()
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
@@ -285,6 +289,35 @@ class KVCache:
         """`usage` and `map` of the same moment."""
         with self._lock:
             return self.usage(), self.map()
+
+    def watch(self) -> None:
+        """Note changes from now on, for `changes`. There is one watcher at most: a second one takes its place."""
+        with self._lock:
+            self._journals = [placement.journal() for placement in self.placements]
+
+    def unwatch(self) -> None:
+        with self._lock:
+            for journal in self._journals:
+                journal.close()
+            self._journals = []
+
+    def changes(self) -> Changes:
+        """What changed since the last call; everything at the first call after `watch`."""
+        with self._lock:
+            return Changes(
+                [journal.take() for journal in self._journals],
+                sum(p.n_evicted for p in self.placements),
+                self._prefixes.queries,
+                self._prefixes.hits,
+                {reason.value: n for reason, n in (+self._prefixes.misses).items()},
+            )
+
+    def content(self, group: int, blocks: Sequence[int], salt: bytes) -> dict[int, tuple[int, ...]]:
+        """The tokens in these blocks of a group: of those that were written with this salt."""
+        with self._lock:
+            placement = self.placements[group]
+            found = {block: placement.content(block, salt) for block in blocks}
+            return {block: tokens for block, tokens in found.items() if tokens}
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
+from kvarn.cache.journal import Journal, TreeJournal
 from kvarn.cache.residency import Residency
 from kvarn.cache.spec import LayerSpec, ceil_div
 from kvarn.cache.step import Copy
@@ -266,6 +267,14 @@ class Placement(ABC, Generic[R]):
 
     def discard(self, blocks: Iterable[int]) -> None:
         """Copies into these blocks were not run, so their content is wrong: do not reuse it."""
+
+    def journal(self) -> Journal | TreeJournal:
+        """What changes from now on. Its first look reports every block."""
+        return Journal(self.sequences, self.block_size, self.config.n_blocks)
+
+    def content(self, block: int, salt: bytes) -> tuple[int, ...]:
+        """The tokens in the block, if it is known which they are and if they were written with this salt."""
+        return ()
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.blocks import BlockPool
+from kvarn.cache.journal import TreeJournal
 from kvarn.cache.placement import GroupConfig, Placement
-from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash
+from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash, root_hash
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
 from kvarn.errors import BrokenInvariant, OutOfBlocks
@@ -49,7 +50,7 @@ class Paged(Placement[PagedResidency]):
     ) -> None:
         super().__init__(config)
         self.tree = PrefixTree(self.block_size, max(config.n_blocks, 256), digest, clock)
-        self.pool = BlockPool(config.n_blocks, self.tree.holds, self.tree.detach, config.watermarks)
+        self.pool = BlockPool(config.n_blocks, self.tree.holds, self.tree.detach, config.watermarks, clock)
 
     @staticmethod
     def blocks_per_sequence(config: GroupConfig) -> int:
@@ -71,6 +72,16 @@ class Paged(Placement[PagedResidency]):
     def cached_blocks(self) -> list[tuple[int, int]]:
         nodes = ((block, self.tree.node_of(block)) for block in self.pool.cached)
         return [(block, len(node.tokens)) for block, node in nodes if node is not None]
+
+    def journal(self) -> TreeJournal:
+        return TreeJournal(self.sequences, self.pool, self.tree)
+
+    def content(self, block: int, salt: bytes) -> tuple[int, ...]:
+        root = root_hash(salt)
+        if (node := self.tree.node_of(block)) is not None:
+            return node.tokens if node.root.hash == root else ()
+        tails = (tuple(r.tail) for r in self.sequences.values() if r.tail_block == block and r.node.root.hash == root)
+        return next(tails, ())
 
     # -- sharing -------------------------------------------------------------------------------------------------
 
@@ -185,6 +196,7 @@ class Paged(Placement[PagedResidency]):
         while used + size <= len(r.tail):
             entry = r.index(node.depth)
             node = self.tree.insert(node, tuple(r.tail[used : used + size]), r.blocks[entry])
+            self.pool.touched(r.blocks[entry])
             if node.block is not None and node.block != r.blocks[entry]:
                 self._replace(r, entry, node.block)  # another sequence computed the same block before: keep that one
             used += size
