@@ -108,6 +108,8 @@ def test_leaves_and_parents_lead_through_a_whole_text() -> None:
         positions.append(nodes[at].position)
         at = nodes[at].parent
     assert positions == [64, 48, 32, 16, 0]
+    assert cache.leaves(text, b"") == [changes.groups[0].leaves[7]]
+    assert cache.leaves(text, b"another salt") == cache.leaves(text[:15], b"") == [NOWHERE]
     (tail,) = (now for now in mirror.values() if now is not None and now.node == NOWHERE)
     assert (tail.tokens, tail.position, tail.parent) == (3, 80, changes.groups[0].leaves[7])
 

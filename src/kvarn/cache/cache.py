@@ -312,6 +312,11 @@ class KVCache:
                 {reason.value: n for reason, n in (+self._prefixes.misses).items()},
             )
 
+    def leaves(self, tokens: Sequence[int], salt: bytes) -> list[int]:
+        """Of each group: the number of the last full block of this text that is known, or NOWHERE."""
+        with self._lock:
+            return [placement.leaf(tokens, salt) for placement in self.placements]
+
     def content(self, group: int, blocks: Sequence[int], salt: bytes) -> dict[int, tuple[int, ...]]:
         """The tokens in these blocks of a group: of those that were written with this salt."""
         with self._lock:

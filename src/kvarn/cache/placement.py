@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
-from kvarn.cache.journal import Journal, TreeJournal
+from kvarn.cache.journal import NOWHERE, Journal, TreeJournal
 from kvarn.cache.residency import Residency
 from kvarn.cache.spec import LayerSpec, ceil_div
 from kvarn.cache.step import Copy
@@ -271,6 +271,10 @@ class Placement(ABC, Generic[R]):
     def journal(self) -> Journal | TreeJournal:
         """What changes from now on. Its first look reports every block."""
         return Journal(self.sequences, self.block_size, self.config.n_blocks)
+
+    def leaf(self, tokens: Sequence[int], salt: bytes) -> int:
+        """The number of the last full block of this text that is known, or NOWHERE."""
+        return NOWHERE
 
     def content(self, block: int, salt: bytes) -> tuple[int, ...]:
         """The tokens in the block, if it is known which they are and if they were written with this salt."""

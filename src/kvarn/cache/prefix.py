@@ -143,6 +143,9 @@ class PrefixTree:
             self._roots[digest] = Node(None, (), digest)
         return self._roots[digest]
 
+    def known_root(self, salt: bytes) -> Node | None:
+        return self._roots.get(root_hash(salt))
+
     def holds(self, block: int) -> bool:
         return block in self._of_block
 

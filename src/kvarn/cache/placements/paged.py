@@ -10,11 +10,12 @@ pool needs them for new content.
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.blocks import BlockPool
-from kvarn.cache.journal import TreeJournal
+from kvarn.cache.journal import NOWHERE, TreeJournal
 from kvarn.cache.placement import GroupConfig, Placement
 from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash, root_hash
 from kvarn.cache.spec import ceil_div
@@ -75,6 +76,11 @@ class Paged(Placement[PagedResidency]):
 
     def journal(self) -> TreeJournal:
         return TreeJournal(self.sequences, self.pool, self.tree)
+
+    def leaf(self, tokens: Sequence[int], salt: bytes) -> int:
+        root = self.tree.known_root(salt)
+        last = None if root is None else deque(self.tree.walk(root, tokens), maxlen=1)
+        return last[0].serial if last else NOWHERE
 
     def content(self, block: int, salt: bytes) -> tuple[int, ...]:
         root = root_hash(salt)
