@@ -53,7 +53,10 @@ def main(names: list[str]) -> int:
             problem = run(check, browser, Path(folder))
             what = " ".join((check.__doc__ or "").split())
             failed += bool(problem)
-            print(f"{'FAULT' if problem else 'ok':<6} {time.monotonic() - began:5.1f} s  {check.__name__}  {problem}", flush=True)
+            print(
+                f"{'FAULT' if problem else 'ok':<6} {time.monotonic() - began:5.1f} s  {check.__name__}  {problem}",
+                flush=True,
+            )
             rows.append(f"| {check.__name__.replace('_', ' ')} | {what} |\n")
         version = browser.version
         browser.close()
@@ -66,7 +69,10 @@ def main(names: list[str]) -> int:
 def write(rows: list[str], version: str) -> None:
     axe = subprocess.run(
         ["node", "-p", "require('./build/page/node_modules/axe-core/package.json').version"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     head = f"Chromium {version}, axe-core {axe}: all of these hold.\n\n| check | what holds |\n|---|---|\n"
     text = PAGE.read_text()

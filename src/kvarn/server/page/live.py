@@ -24,7 +24,7 @@ log = logging.getLogger("kvarn")
 
 PERIOD = 0.25  # seconds between two looks
 MOST_WATCHERS = 20
-QUIET = 15.0  # after so many seconds without a change an empty line is sent, which shows that the server is there
+QUIET = 2.0  # after so many seconds without a change an empty line is sent: only a send shows who has gone
 MEDIA_TYPE = "application/x-ndjson"
 
 

@@ -20,9 +20,9 @@ export function age(block, now) {
 }
 
 export function fill(block, now) {
-  const paler = 0.62 * age(block, now);
+  const paler = 0.55 * age(block, now);
   const [light, towards] = dark.matches ? [56, 24] : [50, 88];
-  const colourful = block.own ? 62 : 26;
+  const colourful = block.own ? 62 : 32;
   return `hsl(${hue(block.branch).toFixed(0)} ${(colourful * (1 - 0.5 * paler)).toFixed(0)}% ${(light + (towards - light) * paler).toFixed(0)}%)`;
 }
 

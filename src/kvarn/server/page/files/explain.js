@@ -16,11 +16,15 @@ function texts(ended) {
   return box;
 }
 
+// Without the quotations, which stand below.
+const brief = (each) =>
+  `reused ${each.reused_tokens} of ${each.prompt_tokens} prompt tokens, computed ${each.recomputed_tokens} in ${Math.round(each.recompute_ms)} ms: ${each.because}`;
+
 export function words(found) {
   const box = element("div", "words");
   for (const each of found.prompts ?? [found]) {
-    box.append(element("p", "", shown(each.summary)));
     const ended = each.reuse_ended;
+    box.append(element("p", "", shown(ended?.theirs ? brief(each) : each.summary)));
     if (ended?.line) box.append(element("p", "quiet", `The line: ${shown(ended.line)}`));
     if (ended?.remedy) box.append(element("p", "remedy", `To reuse more: ${shown(ended.remedy)}.`));
     if (ended?.ours) box.append(texts(ended));

@@ -1,7 +1,7 @@
 // The stream of /kvarn/live: read line by line, with the key in a header, and opened again when it ends.
 
 const FIRST_WAIT = 500, LONGEST_WAIT = 10000;  // milliseconds before the next attempt; they double
-const SILENCE = 40000;  // a server that is there sends a line at least every 15 seconds
+const SILENCE = 40000;  // a server that is there sends a line every few seconds, unless one step takes longer
 
 export class Live {
   // `tell` gets {state, text}; `frame` each line; `refused` is called when the key is missing or wrong.

@@ -44,7 +44,7 @@ export class BlockMap {
       pen.fillRect(x, y, side, side);
       return;
     }
-    pen.globalAlpha = dimmed ? 0.22 : 1;
+    pen.globalAlpha = dimmed ? 0.35 : 1;
     const part = block.tokens / group.size;
     if (part < 1) {
       pen.fillStyle = style("--hollow");
