@@ -134,6 +134,10 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--grammar-file", type=file_text, metavar="FILE", help=file)
 
 
+def add_map_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--map", action="store_true", help="show the cache's blocks below the answer; on terminals")
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     trust = "recognize control tokens in the text of messages (default: they are plain text)"
     parser.add_argument("--trust-messages", action="store_true", help=trust)

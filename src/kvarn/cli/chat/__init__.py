@@ -7,6 +7,7 @@ Otherwise lines come in and plain text goes out (plain.py). docs/chat.md describ
 import argparse
 import os
 import sys
+from functools import partial
 
 from kvarn.cli import flags
 from kvarn.cli.chat.conversation import Conversation
@@ -18,6 +19,7 @@ from kvarn.cli.table import human_bytes
 from kvarn.errors import printable
 from kvarn.llm import LLM
 
+NO_TERMINAL = "--map draws on a terminal: there is none here, so it is left out"
 HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 
 
@@ -37,6 +39,7 @@ echo "Name three rivers." | kvarn chat""",
     parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message")
     parser.add_argument("--plain", "--no-markdown", action="store_true", help="show answers as they are, not Markdown")
     parser.add_argument("--no-history", action="store_true", help="do not keep what is typed for later runs")
+    flags.add_map_flag(parser)
     flags.add_chat_flags(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser, "-1")
@@ -53,6 +56,8 @@ def run(args: argparse.Namespace) -> None:
     if is_terminal():
         run_in_terminal(args, conversation)
     else:
+        if args.map:
+            print(NO_TERMINAL, file=sys.stderr)
         session = Session(conversation, LineReader(), PlainScreen())
         session.loop()
         if session.failed and not sys.stdin.isatty():
@@ -61,11 +66,12 @@ def run(args: argparse.Namespace) -> None:
 
 def run_in_terminal(args: argparse.Namespace, conversation: Conversation) -> None:
     # Imported here, because these modules take longer to load than most commands take to run.
+    from kvarn.cli.cache_map import below
     from kvarn.cli.chat.keyboard import TerminalKeyboard
     from kvarn.cli.chat.screen import TerminalScreen
     from kvarn.cli.chat.terminal import ChatMode
 
-    screen = TerminalScreen(markdown=not args.plain)
+    screen = TerminalScreen(not args.plain, partial(below, conversation.llm) if args.map else None)
     with ChatMode():
         keyboard = TerminalKeyboard(screen.note, keep_history=not args.no_history)
         screen.greet(args.model, greeting(conversation.llm))
