@@ -32,6 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     # Tools, reasoning and structures of a conversation, on top of dialects and structures.
     "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
     "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
+    # Forecasts: sizes and speeds of models that need not be loaded.
+    "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
+    | {"__version__"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

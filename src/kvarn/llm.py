@@ -119,20 +119,20 @@ class LLM:
         self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
-        config = CacheConfig(
-            layers=self.config.layer_specs,
-            context=context_of(self.config, context),
-            strategy=cache,
-            codec=cache_type,
-            layout=cache_layout,
+        config = cache_config(
+            self.config,
+            self.name,
+            cache=cache,
+            cache_type=cache_type,
+            cache_layout=cache_layout,
+            cache_bytes=cache_bytes,
             block_size=block_size,
-            max_seqs=max_seqs,
-            max_chunk=max_batch_tokens,
             window=window,
             pinned=pinned,
-            cache_bytes=cache_bytes,
+            context=context,
+            max_seqs=max_seqs,
+            max_batch_tokens=max_batch_tokens,
         )
-        config = fitted(config, self.config, self.name)
         self.opened = opening.finish(config, checkpoint)
         graph = graph_of(self.config, checkpoint.shapes)
         planned, memory, self.program = load(self.backend, checkpoint, graph, config, max_batch_tokens, progress)
@@ -365,6 +365,38 @@ class LLM:
 def context_of(config: ModelConfig, context: int | None) -> int:
     """The context to use. None: the default; 0: the longest that the model was trained for."""
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
+
+
+def cache_config(
+    model: ModelConfig,
+    name: str,
+    *,
+    cache: str = "auto",
+    cache_type: str = "bf16",
+    cache_layout: str | None = None,
+    cache_bytes: int | None = None,
+    block_size: int | None = None,
+    window: int | None = None,
+    pinned: int | None = None,
+    context: int | None = None,
+    max_seqs: int = 8,
+    max_batch_tokens: int = 512,
+) -> CacheConfig:
+    """The cache for a model, from the settings of `LLM`. `name` is for messages."""
+    config = CacheConfig(
+        layers=model.layer_specs,
+        context=context_of(model, context),
+        strategy=cache,
+        codec=cache_type,
+        layout=cache_layout,
+        block_size=block_size,
+        max_seqs=max_seqs,
+        max_chunk=max_batch_tokens,
+        window=window,
+        pinned=pinned,
+        cache_bytes=cache_bytes,
+    )
+    return fitted(config, model, name)
 
 
 def fitted(config: CacheConfig, model: ModelConfig, name: str) -> CacheConfig:

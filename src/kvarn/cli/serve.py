@@ -12,6 +12,7 @@ from kvarn.cli.interrupt import end_line
 from kvarn.cli.manual import describe
 from kvarn.cli.table import backend_words, human_bytes
 from kvarn.errors import KvarnError, printable
+from kvarn.forecast.memory import resident_bytes
 from kvarn.llm import LLM
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
@@ -19,6 +20,7 @@ from kvarn.server.connection_limits import HEAD_SECONDS, limits_for, raise_file_
 from kvarn.server.log_lines import Log, LogHandler
 from kvarn.server.metrics import Metrics
 from kvarn.server.origin import Sites
+from kvarn.server.planning import Planning
 from kvarn.server.request_log import RequestLog
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
@@ -124,6 +126,7 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
     page_key = None if keys or args.no_page or args.quote_texts else secrets.token_urlsafe(16)
     access = Access(keys, args.share_prefixes, args.quote_texts, page_key)
     limits = limits_for(raise_file_limit(), args.max_connections, args.max_connections_per_address, args.head_seconds)
+    process = resident_bytes()  # before there is a model
     with listen(args.host, args.port, args.reader_seconds) as listening:
         sites = Sites((args.host, listening.getsockname()[0]), args.allowed_host, args.cors_origin, bool(keys))
         llm = flags.load(
@@ -143,6 +146,7 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             log=requests,
             strict_model=args.strict_model,
             page=not args.no_page,
+            planning=Planning(llm, process),
         )
 
         def started() -> None:

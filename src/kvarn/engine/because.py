@@ -17,7 +17,7 @@ CONTINUE = "continue the stored response (previous_response_id of /v1/responses)
 LOOKS_LIKE = {
     Kind.CLOCK: "a time of day",
     Kind.DATE: "a date",
-    Kind.COUNTER: "a counter",
+    Kind.COUNTER: "a number",
     Kind.HASH: "a hash or a random id",
     Kind.CLIENT_STAMP: "a stamp that Claude Code writes into each request",
 }
@@ -38,11 +38,13 @@ def remedy(ended: Facts) -> str | None:
     if reason == Cause.CHANGING_LINE:
         if kind == Kind.CLIENT_STAMP:
             return "set CLAUDE_CODE_ATTRIBUTION_HEADER=0 where Claude Code runs"
+        if ended["part"]["name"] == "template":
+            return "give the chat template a fixed value in chat_template_kwargs, if it takes one"
         return "leave the line out, or move it to the end of the conversation"
     if reason == Cause.REWRITTEN and kind == Kind.NOT_SENT_BACK:
         return "send the reasoning back with its turn (reasoning_content, thinking blocks)"
     return {
-        Cause.SAME_TEXT: CONTINUE,
+        Cause.SAME_TEXT: f"{CONTINUE}; or send the token ids (return_token_ids, prompts of ids)",
         Cause.REWRITTEN: CONTINUE,
         Cause.SYSTEM: "keep the system message as it is, and put what changes into the last message",
         Cause.TOOLS: "send the same tools in the same order with each request",
@@ -124,7 +126,7 @@ def _rewritten(found: Facts, ended: Facts) -> str:
 
 def _changing_line(found: Facts, ended: Facts) -> str:
     looks = LOOKS_LIKE.get(ended["kind"], ended["kind"])
-    return f"a line of {place(ended['part'])} changes every time, at token {ended['at']}: it has {looks}"
+    return f"a line of {place(ended['part'])} changes between requests, at token {ended['at']}: it has {looks}"
 
 
 _Sentence = Callable[[Facts, Facts], str]

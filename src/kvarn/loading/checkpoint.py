@@ -157,10 +157,13 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    file = GGUFFile.open(path)
+    return of_gguf(GGUFFile.open(path))
+
+
+def of_gguf(file: GGUFFile) -> Checkpoint:
     config = gguf_config(file)
     family = family_of(config)
-    pieces = find_tensors(str(path), family, config, gguf_storage(family, config), file.tensors)
+    pieces = find_tensors(str(file.path), family, config, gguf_storage(family, config), file.tensors)
     return Checkpoint(file, "gguf", config, pieces, file.metadata)
 
 
@@ -169,7 +172,11 @@ def _open_folder(path: Path) -> Checkpoint:
         files = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:3])
         what = f"it holds {files}: give such a file" if files else "give a .gguf file or a folder with safetensors"
         raise BadModel(f"{path} has no config.json, so it is no model; {what}")
-    folder = SafetensorsFolder.open(path)
+    return of_safetensors(SafetensorsFolder.open(path))
+
+
+def of_safetensors(folder: SafetensorsFolder) -> Checkpoint:
+    path = folder.path
     config = hf_config(path, folder.config, len(folder.tensors))
     family, settings = hf_family(path, folder.config)
     tied = settings.flag("tie_word_embeddings", False)

@@ -31,6 +31,7 @@ from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.page import Page
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
+from kvarn.server.planning import Planning
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
 from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
@@ -75,6 +76,7 @@ class Service:
         sites: Sites | None = None,
         log: RequestLog | None = None,
         strict_model: bool = False,
+        planning: Planning | None = None,
         page: bool = True,
     ) -> None:
         self.llm = llm
@@ -89,6 +91,7 @@ class Service:
         self._sites = sites or Sites()
         self.responses = Responses()
         self.records = Records()
+        self._planning = planning or Planning(llm)
         self.prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document(page)
@@ -124,6 +127,7 @@ class Service:
             "/metrics": self.metrics,
             "/openapi.json": self.openapi,
             "/kvarn/cache": self.cache,
+            "/kvarn/plan": self.planned,
             "/kvarn/requests": self.requests,
             "/kvarn/requests/{id:path}": self.request,
         }
@@ -179,6 +183,16 @@ class Service:
         """A request for text that is checked and tokenized, and not started."""
         return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
+    async def count(self, request: Request, parse: Callable[[bytes], Call]) -> int:
+        """How many tokens the prompt of a chat has. Clients count to find out whether it fits, so it may be longer than
+        the context."""
+        return (await self._bodies.process(request, parse, self._counted, self._threads))[1]
+
+    def _counted(self, call: Call) -> int:
+        self.check_model(call.model)
+        assert call.talk is not None
+        return len(self.prompts.chat(call, call.talk).prepared.tokens)
+
     def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
         cache, compared, outline = self.llm.cache, call.compared, planned.outline
         then = None if compared is None else self.records.outline(compared, caller.owner)
@@ -203,11 +217,13 @@ class Service:
         self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
+        salt = caller.salted(call.cache_salt)
+        submit = partial(self._submission, call=call, salt=salt)
         if call.talk is not None:
             chat, unused, notes = self.prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
+            outline = outline_of(call.talk, salt)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline)
         rule = None if call.structure is None else Rule(call.structure)
         if call.suffix is not None:
             gaps = [self.prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
@@ -336,6 +352,10 @@ class Service:
     async def cache(self, request: Request) -> Response:
         self.caller(request)
         return JSONResponse(residency(self.llm.cache))
+
+    async def planned(self, request: Request) -> Response:
+        self.caller(request)
+        return JSONResponse(await asyncio.to_thread(self._planning.facts))
 
     async def requests(self, request: Request) -> Response:
         caller = self.caller(request)
