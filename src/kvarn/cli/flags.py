@@ -170,6 +170,11 @@ class Names:
         return list(dict.fromkeys(names))
 
 
+def rarest(cache_types: Iterable[str]) -> str:
+    """The type that fewest backends have: the last one of the table. A backend that `auto` chooses for it runs all."""
+    return max(cache_types, key=list(CODECS).index)
+
+
 def parse_bytes(text: str) -> int:
     found = bytes_of(text)
     if found is None:

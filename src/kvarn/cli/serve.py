@@ -164,8 +164,8 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             sites=sites,
             log=requests,
             strict_model=args.strict_model,
-            kept=kept,
             planning=Planning(llm, process),
+            kept=kept,
         )
 
         def started() -> None:

@@ -77,8 +77,8 @@ class Service:
         sites: Sites | None = None,
         log: RequestLog | None = None,
         strict_model: bool = False,
-        kept: Collection | None = None,
         planning: Planning | None = None,
+        kept: Collection | None = None,
     ) -> None:
         self.llm = llm
         self.log = log or RequestLog()
