@@ -20,6 +20,7 @@ from threading import RLock
 from typing import Any
 
 from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched
+from kvarn.cache.journal import Changes, Journal, TreeJournal
 from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
@@ -63,6 +64,7 @@ class KVCache:
         self.lock = RLock()
         self._prefixes = PrefixCount()
         self._spill: Spill | None = None
+        self._journals: list[Journal | TreeJournal] = []  # one per group while somebody watches
         self.reset()
 
     def reset(self) -> None:
@@ -74,6 +76,8 @@ class KVCache:
             self._free_rows = list(reversed(range(self.plan.max_seqs)))
             if self._spill is not None:
                 self.spill_to(self._spill)
+            if self._journals:
+                self.watch()
 
     def spill_to(self, spill: Spill) -> None:
         """Call `spill` with every full block just before it is evicted, inside of the verb that evicts it."""
@@ -346,6 +350,40 @@ class KVCache:
         """`usage` and `map` of the same moment."""
         with self.lock:
             return self.usage(), self.map()
+
+    def watch(self) -> None:
+        """Note changes from now on, for `changes`. There is one watcher at most: a second one takes its place."""
+        with self.lock:
+            self._journals = [placement.journal() for placement in self.placements]
+
+    def unwatch(self) -> None:
+        with self.lock:
+            for journal in self._journals:
+                journal.close()
+            self._journals = []
+
+    def changes(self) -> Changes:
+        """What changed since the last call; everything at the first call after `watch`."""
+        with self.lock:
+            return Changes(
+                [journal.take() for journal in self._journals],
+                sum(p.n_evicted for p in self.placements),
+                self._prefixes.queries,
+                self._prefixes.hits,
+                {reason.value: n for reason, n in (+self._prefixes.misses).items()},
+            )
+
+    def leaves(self, tokens: Sequence[int], salt: bytes) -> list[int]:
+        """Of each group: the number of the last full block of this text that is known, or NOWHERE."""
+        with self.lock:
+            return [placement.leaf(tokens, salt) for placement in self.placements]
+
+    def content(self, group: int, blocks: Sequence[int], salt: bytes) -> dict[int, tuple[int, ...]]:
+        """The tokens in these blocks of a group: of those that were written with this salt."""
+        with self.lock:
+            placement = self.placements[group]
+            found = {block: placement.content(block, salt) for block in blocks}
+            return {block: tokens for block, tokens in found.items() if tokens}
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

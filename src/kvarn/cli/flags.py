@@ -150,6 +150,10 @@ def add_snapshot_flag(parser: Flags) -> None:
     parser.add_argument("--snapshot", metavar="FILE", help=begin)
 
 
+def add_map_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--map", action="store_true", help="show the cache's blocks below the answer; on terminals")
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     trust = "recognize control tokens in the text of messages (default: they are plain text)"
     parser.add_argument("--trust-messages", action="store_true", help=trust)

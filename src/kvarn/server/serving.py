@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
             if number == signal.SIGINT:
                 self._interrupted()
             self._service.log.stopping(self._drain_seconds)
-        self._service.draining = True
+        self._service.drain()
         self.should_exit = True
         self._interrupts += number == signal.SIGINT
         if self._interrupts >= 2:

@@ -10,13 +10,15 @@ pool needs them for new content.
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.cover import covered, needed
+from kvarn.cache.journal import NOWHERE, TreeJournal
 from kvarn.cache.placement import GroupConfig, Placement
-from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash
+from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash, root_hash
 from kvarn.cache.shelf import Shelf
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
@@ -35,7 +37,7 @@ class Paged(Placement[PagedResidency]):
     ) -> None:
         super().__init__(config)
         self.tree = PrefixTree(self.block_size, max(config.n_blocks, 256), digest, clock)
-        self.pool = BlockPool(config.n_blocks, self.tree.holds, self._evicted, config.watermarks)
+        self.pool = BlockPool(config.n_blocks, self.tree.holds, self._evicted, config.watermarks, clock)
         self.shelf = Shelf(config, self.tree, self.pool)
 
     @staticmethod
@@ -62,6 +64,21 @@ class Paged(Placement[PagedResidency]):
     def _evicted(self, block: int) -> None:
         self.shelf.tell(block)
         self.tree.detach(block)
+
+    def journal(self) -> TreeJournal:
+        return TreeJournal(self.sequences, self.pool, self.tree)
+
+    def leaf(self, tokens: Sequence[int], salt: bytes) -> int:
+        root = self.tree.known_root(salt)
+        last = None if root is None else deque(self.tree.walk(root, tokens), maxlen=1)
+        return last[0].serial if last else NOWHERE
+
+    def content(self, block: int, salt: bytes) -> tuple[int, ...]:
+        root = root_hash(salt)
+        if (node := self.tree.node_of(block)) is not None:
+            return node.tokens if node.root.hash == root else ()
+        tails = (tuple(r.tail) for r in self.sequences.values() if r.tail_block == block and r.node.root.hash == root)
+        return next(tails, ())
 
     # -- sharing -------------------------------------------------------------------------------------------------
 
@@ -180,6 +197,7 @@ class Paged(Placement[PagedResidency]):
         while used + size <= len(r.tail):
             entry = r.index(node.depth)
             node = self.tree.insert(node, tuple(r.tail[used : used + size]), r.blocks[entry])
+            self.pool.touched(r.blocks[entry])
             if node.block is not None and node.block != r.blocks[entry]:
                 self._replace(r, entry, node.block)  # another sequence computed the same block before: keep that one
             used += size
