@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, cast, overload
 
 from kvarn.arrays import Floats
 from kvarn.backends import AUTO
@@ -21,7 +21,8 @@ from kvarn.backends.base import Backend, Memory
 from kvarn.backends.choice import Opening
 from kvarn.backends.loaded import load
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, Plan
+from kvarn.cache.prefix import common
 from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.chats.answer import ToolCall
 from kvarn.chats.chats import Chats, Prepared
@@ -30,19 +31,26 @@ from kvarn.chats.tools import NO_TOOLS, ToolUse, tool_use
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams, chat_defaults, with_settings
+from kvarn.engine.recall import NO_TIERS
 from kvarn.errors import KvarnError
 from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, messages_of, paired, prompts_of
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
+from kvarn.lasting.fingerprint import Fingerprint, fingerprint_of
+from kvarn.lasting.settings import tier_settings
+from kvarn.lasting.snapshot import Facts
+from kvarn.lasting.weights import Weights
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.own_pooling import own_pooling
 from kvarn.loading.own_sampling import own_sampling
+from kvarn.loading.paths import user_path
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import graph_of
+from kvarn.snapshots import Restored, Snapshots, answer_of
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.quoting import Quotes, Quoting, Unquoted
 from kvarn.text.tokenizer import Prompt, Tokenizer
@@ -71,6 +79,8 @@ class LLM:
     cache_layout            order of the bytes in a block; None takes the backend's
     cache_bytes             memory for keys and values; None takes what max_seqs full contexts need, or on a
                             device with memory of its own what is left there
+    host_cache              bytes of host memory for blocks that the cache evicts; None: evicted blocks are lost
+    disk_cache              folder for evicted blocks, DIR or DIR:BYTES (default 10G): a restart finds them again
     block_size              tokens per block: a power of two from 16
     window                  a token sees itself and the window - 1 tokens before it
     pinned                  the first tokens, this many, stay visible outside the window
@@ -84,6 +94,7 @@ class LLM:
     chunk_while_decoding    most prompt tokens of a step in which other sequences decode
     max_waiting             most requests in the queue
     trust_messages          recognize control tokens in the text of messages; by default they are plain text
+    snapshot                a snapshot to begin with: its text need not be computed (docs/lasting.md)
     progress                called with (what, done, total) while the model is fetched and loaded
     """
 
@@ -95,6 +106,8 @@ class LLM:
         cache_type: str = "bf16",
         cache_layout: str | None = None,
         cache_bytes: int | None = None,
+        host_cache: int | None = None,
+        disk_cache: str | Path | None = None,
         block_size: int | None = None,
         window: int | None = None,
         pinned: int | None = None,
@@ -106,16 +119,20 @@ class LLM:
         chunk_while_decoding: int | None = None,
         max_waiting: int | None = None,
         trust_messages: bool = False,
+        snapshot: str | Path | None = None,
         progress: Progress = quiet,
     ) -> None:
         if not isinstance(model, str | Path) or not str(model):
             raise KvarnError(f"model is {model!r}: give a name, a path or hf:org/repo")
         self.name = str(model)
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
+        tiers = tier_settings(host_cache, disk_cache)
+        cache = tiers.strategy(cache)
         opening = Opening(backend, threads, progress)  # before the model is fetched, so that a wrong name shows at once
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
+        self.weights = Weights(checkpoint)
         self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
@@ -137,10 +154,18 @@ class LLM:
         graph = graph_of(self.config, checkpoint.shapes)
         planned, memory, self.program = load(self.backend, checkpoint, graph, config, max_batch_tokens, progress)
         self.engine = Engine(
-            self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids, self.tokenizer.vocab_size
+            self.program,
+            memory,
+            book := KVCache(planned),
+            engine,
+            self.tokenizer.eos_ids,
+            self.tokenizer.vocab_size,
+            tiers.open(book, memory, lambda: self._fingerprint(planned, progress).digest) if tiers else NO_TIERS,
         )
         self.runner = Runner(self.engine, self.tokenizer)
         self.trust_messages = trust_messages
+        if snapshot is not None:
+            self.load_snapshot(snapshot)
 
     @property
     def backend(self) -> Backend:
@@ -149,6 +174,14 @@ class LLM:
     @property
     def cache(self) -> KVCache:
         return self.engine.cache
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What decides the bits of cells, beside tokens. The first call of a model's life reads its weights."""
+        return self._fingerprint(self.cache.plan)
+
+    def _fingerprint(self, plan: Plan, progress: Progress = quiet) -> Fingerprint:
+        return fingerprint_of(self.weights.digest(progress), self.config, plan, self.backend)
 
     @property
     def memory(self) -> Memory:
@@ -313,6 +346,50 @@ class LLM:
         all of them (`mean`). None takes what the model's file says, else `last`."""
         starts = [partial(self.start_embedding, prompt, pooling) for prompt in prompts_of(prompts)]
         return [job.vector() for job in self._run(starts)]
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        return Snapshots(self.runner, self.tokenizer, lambda: self.fingerprint, self._short_name)
+
+    @property
+    def _short_name(self) -> str:
+        """Without folders: a snapshot may go to other people."""
+        return self.path.name if Path(self.name).exists() else self.name
+
+    def save_snapshot(self, path: str | Path, text: Prompt | Messages | Output) -> Facts:
+        """Write a snapshot: a prompt (text, or token ids), a conversation, or an output with its answer so far. What
+        the cache does not have is computed first."""
+        path = user_path(str(path))
+        if isinstance(text, Output):
+            return self.snapshots.save(path, *answer_of(text))
+        if isinstance(text, str):
+            return self.snapshots.save(path, self.tokenizer.encode(text))
+        is_chat = len(text) > 0 and isinstance(text[0], Mapping)
+        tokens = self.shared_by(cast("Messages", text)) if is_chat else ids_of(cast("Sequence[int]", text))
+        return self.snapshots.save(path, tokens)
+
+    def shared_by(self, messages: Messages) -> list[int]:
+        """The token ids that conversations with this beginning share: of a system message alone, what comes before the
+        first question; of other messages, all up to the start of the answer."""
+        given = messages_of(messages)
+        if given[-1]["role"] not in ("system", "developer"):
+            return self.render(given)
+        ours, other = (self.render([*given, {"role": "user", "content": text}]) for text in ("a", "b"))
+        return ours[: common(ours, other)]
+
+    def load_snapshot(self, path: str | Path) -> Restored:
+        """Restore a snapshot, whole or not at all. Prompts that begin with its text reuse it. Raises BadSnapshot, with
+        the reason, if it is damaged or was made with other weights, cells or arithmetic."""
+        return self.snapshots.load(user_path(str(path)))
+
+    def resume(self, path: str | Path, **settings: Any) -> Output:
+        """Go on with the answer in a snapshot, with its seed and settings: the tokens are those that it would have had.
+        The output has the whole answer. `max_tokens` counts new tokens."""
+        job = self.snapshots.continued(user_path(str(path)), settings)
+        self.runner.wait(job)
+        return job.output()
 
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 

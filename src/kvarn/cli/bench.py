@@ -109,11 +109,9 @@ def collect(
     line: ProgressLine,
 ) -> None:
     chunk, bandwidth = args.max_batch_tokens, measured.bandwidth
-    # The model's own cache is not used: each setup brings one. It has the last of the types, which fewest backends
-    # have, so that `auto` chooses a backend that runs all setups.
-    llm = LLM(
+    llm = LLM(  # the model's own cache is not used: each setup brings one
         args.model,
-        cache_type=max(args.cache_type, key=list(CODECS).index),
+        cache_type=flags.rarest(args.cache_type),
         cache_layout=args.cache_layout,
         context=32,
         max_seqs=1,

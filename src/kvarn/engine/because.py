@@ -57,7 +57,7 @@ def summary(found: Facts) -> str:
     if ended is None:
         return f"{'cancelled' if found['cancelled'] else 'ended'} while queued: nothing was looked up or computed"
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    text = f"reused {reused} of {counted(prompt, 'prompt token')}, computed {computed} in "
+    text = f"reused {reused} of {counted(prompt, 'prompt token')}{restored(found)}, computed {computed} in "
     text += f"{found['recompute_ms']:.0f} ms: {because(found)}{_quoted_difference(ended)}"
     if found["preemptions"]:
         again = found["recomputed_after_preemption"]
@@ -66,6 +66,16 @@ def summary(found: Facts) -> str:
     if found["cancelled"]:
         text += f"; cancelled {cancelled_at(found)}"
     return text
+
+
+def restored(found: Facts) -> str:
+    """Which of the reused tokens came from tiers and snapshots: ` (14,900 from snapshot x.kvs, read in 0.11 s)`."""
+    sources = [(tier["tokens"], name, tier["ms"]) for name, tier in found.get("fetched", {}).items()]
+    if "snapshot" in found:
+        source = found["snapshot"]
+        sources.append((source["tokens"], f"snapshot {source['name']}", source["read_ms"]))
+    words = [f"{n:,} from {name}, read in {ms / 1000:.2f} s" for n, name, ms in sources if n]
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def cancelled_at(found: Facts) -> str:
@@ -141,6 +151,9 @@ _SENTENCES: dict[str, _Sentence] = {
     Reason.NOT_SHARING: lambda *_: "this cache strategy does not share prefixes; paged does",
     Reason.LOGITS: lambda *_: "log-probabilities of the prompt were asked for, which need the logits of every token",
     Reason.STATES: lambda *_: "the mean of the prompt's states was asked for, which needs the state of every token",
+    Reason.NOT_WORTH_IT: _lost("{known} stored, {lost} of them left there because computing is faster than reading"),
+    Reason.TOO_SLOW: _lost("{known} stored, but reading {lost} of them took as long as computing them"),
+    Reason.DAMAGED: _lost("{known} stored, but {lost} of them were lost with a damaged file, which was removed"),
     Cause.SAME_TEXT: _same_text,
     Cause.REWRITTEN: _rewritten,
     Cause.CHANGING_LINE: _changing_line,

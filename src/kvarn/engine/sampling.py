@@ -64,7 +64,8 @@ def uniform(seed: int, k: int, i: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
+def make_sampler(params: SamplingParams, seed: int, vocab_size: int, first: int = 0) -> Sampler:
+    """`first`: the number of the first sample, in an answer that goes on."""
     edits = _edits(params, vocab_size)
     choose = _greedy if params.temperature == 0 else _drawing(params, seed)
     report = make_report(params.logprobs)
@@ -82,7 +83,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
             constraint.mask(scores, history.output)
             if np.isneginf(scores.max()):
                 raise KvarnError("the constraint of this request allows no token")
-        return report(logits, choose(scores, k, history.n_output))
+        return report(logits, choose(scores, first + k, history.n_output))
 
     return sample
 

@@ -109,9 +109,12 @@ class Checkpoint:
 
     def in_file(self, name: str) -> InFile | None:
         """None: its rows must be moved, or its numbers changed."""
+        piece = self._piece(name)
+        return None if piece.plus or piece.n_paired_heads else self.place(name)
+
+    def place(self, name: str) -> InFile:
+        """Where a tensor's stored bytes are, whatever must be done to them."""
         piece, info = self._piece(name), self._info_of[name]
-        if piece.plus or piece.n_paired_heads:
-            return None
         n_rows = info.nbytes // ENCODINGS[info.type].row_bytes(info.shape[-1])
         return InFile(self._source.file(piece.source), info, n_rows)
 
