@@ -24,7 +24,7 @@ from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
 from kvarn.cache.spec import LayerSpec, align
 
-# Measured with `python bench/forecast.py --memory`: a tokenizer's fixed part, and its part for each token.
+# A tokenizer's fixed part, and its part for each token: docs/journal.md, "Forecasts of memory and speed".
 SENTENCE_PIECE = 2 << 20, 234
 BYTE_LEVEL = 6 << 20, 430
 PER_BLOCK = 1536  # of a block that holds tokens which can be shared: its place in the prefix tree
