@@ -92,7 +92,8 @@ class CacheView:
         v: NDArray[Any],
         k_scale: NDArray[np.float32] | None,
         v_scale: NDArray[np.float32] | None,
-        codec: int,
+        k_codec: int,
+        v_codec: int,
         group: int,
     ) -> None: ...
     def set_cells(self, group: int, cells: NDArray[np.int64], /) -> None: ...

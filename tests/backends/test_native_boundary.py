@@ -50,7 +50,7 @@ class Given:
     def run(self) -> None:
         view = native.CacheView()
         view.add_group(self.blocks, self.first, self.n_blocks, self.kv_len, self.q_start, *self.heads)
-        view.add_layer(self.k, self.v, self.k_scale, self.v_scale, self.codec, self.group)
+        view.add_layer(self.k, self.v, self.k_scale, self.v_scale, self.codec, self.codec, self.group)
         view.set_cells(0, self.cells)
         view.write(self.layer, self.fresh, self.fresh)
         native.attend(pool(), view, self.layer, self.q, self.out, 1.0, True, True)
@@ -166,7 +166,7 @@ def test_cells_live_as_long_as_the_view() -> None:
     view = native.CacheView()
     given = Given()
     view.add_group(given.blocks, given.first, given.n_blocks, given.kv_len, given.q_start, *given.heads)
-    view.add_layer(given.k, given.v, None, None, 0, 0)
+    view.add_layer(given.k, given.v, None, None, 0, 0, 0)
     view.set_cells(0, np.array([37, 38, 39], np.int64))  # this is the only reference
     np.full(3, 10**9)
     given.fresh += 1

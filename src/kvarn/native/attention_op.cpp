@@ -64,19 +64,21 @@ void Program::queue_prefetch(Step& step, size_t index, int thread) {
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const std::vector<WorkItem>& items = work_[size_t(layer.group)].decode;
     const StoreView& s = layer.store;
-    const int64_t cell_size = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell_size;
+    // Spans have one size: that of the smaller of K and V.
+    const int64_t bytes = s.panel_size * s.n_heads * s.dim * std::min(cell_bytes(s.k.codec), cell_bytes(s.v.codec));
     const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size()), threads = pool_->size();
     for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
         const WorkItem& item = items[size_t(i)];
         if (item.head > 0) continue;  // the item at head 0 already prefetches the whole panel
         const int32_t* blocks = table.blocks + item.seq * table.max_blocks;
         const int32_t* first = table.first + item.seq * table.max_blocks;
-        for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
+        for (const CellsView* cells : {&s.k, &s.v})
             for (int64_t b = 0; b < table.n_blocks[item.seq]; ++b) {
                 const int64_t end = std::min(item.end - first[b], s.block_size);
                 for (int64_t p = std::max<int64_t>(item.begin - first[b], 0) / s.panel_size; p * s.panel_size < end;
                      ++p)
-                    own.prefetch_spans.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell_size);
+                    own.prefetch_spans.push_back(cells->cells + s.offset(cells->strides, blocks[b], p * s.panel_size) *
+                                                                    cell_bytes(cells->codec));
             }
         if (int64_t(own.prefetch_spans.size()) * bytes >= kPrefetchBytes) break;
     }

@@ -77,4 +77,5 @@ def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
 
 
 def _add_layer(view: native.CacheView, store: Store, group: int) -> None:
-    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, native.Codec[store.codec.name], group)
+    codec = native.Codec[store.codec.name]
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, codec, codec, group)
