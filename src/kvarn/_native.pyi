@@ -161,6 +161,7 @@ class Program:
         shape: tuple[int, int, int],
         q_norm: Vector,
         k_norm: Vector,
+        centre: Vector,
         eps: float,
     ) -> None: ...
     def run(
