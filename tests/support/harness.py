@@ -27,6 +27,7 @@ from kvarn.backends.reference import Reference, dense, rope
 from kvarn.backends.reference.cells import write
 from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.cache import KVCache
+from kvarn.cache.codec import codecs_of
 from kvarn.cache.placement import Placement
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -267,7 +268,8 @@ def decoded(x: np.ndarray, codec: str) -> np.ndarray:
 
 
 def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
-    return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.k_dim**-0.5)
+    pair = codecs_of(codec)
+    return dense.attend(x.q, decoded(x.k, pair.k.name), decoded(x.v, pair.v.name), spec, spec.k_dim**-0.5)
 
 
 class Expected(NamedTuple):
@@ -278,10 +280,12 @@ class Expected(NamedTuple):
 def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
     """The oracle's rows from position `first` on. Native products of bf16 round scaled queries and probabilities: the
     first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
-    k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.k_dim**-0.5
-    if not on_cpu() or codec in F32_MATH:
+    pair = codecs_of(codec)
+    k, v, q, scale = decoded(x.k, pair.k.name), decoded(x.v, pair.v.name), x.q, spec.k_dim**-0.5
+    if on_cpu() and pair.k.name not in F32_MATH:
+        q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
+    if not on_cpu() or pair.v.name in F32_MATH:
         return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
-    q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
     both = np.concatenate([v, np.abs(v)], axis=-1)
     values, average = np.split(dense.attend(q[first:], k, both, spec, scale, first), 2, axis=-1)
     return Expected(values, 1.01 * 2.0**-8 * average)

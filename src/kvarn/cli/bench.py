@@ -14,7 +14,7 @@ from kvarn.bench.machine import Bandwidth, cpu_name, facts
 from kvarn.bench.peers import connect
 from kvarn.bench.peers.recorded import Recorded, main_type
 from kvarn.bench.subject import Setup
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, cache_types
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import flags
 from kvarn.cli.interrupt import Interrupted, end_line
@@ -60,8 +60,8 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     group = parser.add_argument_group("cache")
     strategies = f"cache strategies: {', '.join(NAMES)} (default: auto)"
     group.add_argument("--cache", type=flags.Names(NAMES), default="auto", metavar="A,..", help=strategies)
-    cells = f"number types of stored keys and values: {', '.join(CODECS)} (default: bf16)"
-    group.add_argument("--cache-type", type=flags.Names(CODECS), default="bf16", metavar="X,..", help=cells)
+    cells = f"number types of stored keys and values: {', '.join(CODECS)}, or K/V as in int8/bf16 (default: bf16)"
+    group.add_argument("--cache-type", type=flags.Names(cache_types()), default="bf16", metavar="X,..", help=cells)
     flags.add_block_flags(group)
     group = parser.add_argument_group("comparison", "another engine; its repetitions alternate with those of kvarn")
     peers = "an OpenAI-compatible server, or llama.cpp, or a table of speeds measured before (docs/performance.md)"
@@ -113,7 +113,7 @@ def collect(
     # have, so that `auto` chooses a backend that runs all setups.
     llm = LLM(
         args.model,
-        cache_type=max(args.cache_type, key=list(CODECS).index),
+        cache_type=max(args.cache_type, key=_rank),
         cache_layout=args.cache_layout,
         context=32,
         max_seqs=1,
@@ -132,6 +132,12 @@ def collect(
     with connect(against, args.against_python, args.model, vocabulary, bandwidth.threads, chunk, chosen) as peer:
         for row in suite.run(llm, setups, chosen, args.repetitions, bandwidth, tokens, peer, recorded, line):
             measured.rows.append(row)  # one by one, so that an interruption loses none
+
+
+def _rank(cache_type: str) -> int:
+    """Later codecs are in fewer backends; a pair is in fewer than its codecs."""
+    parts = cache_type.split("/")
+    return len(CODECS) * len(parts) + max(list(CODECS).index(part) for part in parts)
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:

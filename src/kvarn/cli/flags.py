@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from kvarn.backends import AUTO, BACKENDS
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, cache_types
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli.parser import UsageError, did_you_mean, shown
@@ -78,11 +78,25 @@ def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context:
 def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cache")
     group.add_argument("--cache", choices=NAMES, default="auto", help="cache strategy (default: %(default)s)")
-    cells = "number type of stored keys and values (default: %(default)s)"
-    group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
+    add_cache_type_flags(group, "bf16")
     budget = "memory for keys and values (default: what the context needs; with cuda, what the device has left)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
     add_block_flags(group)
+
+
+def add_cache_type_flags(group: Flags, default: str) -> None:
+    cells = "number type of stored keys and values, or K/V, as in int8/bf16 (default: %(default)s)"
+    group.add_argument("--cache-type", choices=cache_types(), default=default, help=cells)
+    for letter, what in (("k", "keys"), ("v", "values")):
+        help = f"number type of stored {what} (default: that of --cache-type)"
+        group.add_argument(f"-ct{letter}", f"--cache-type-{letter}", choices=tuple(CODECS), help=help)
+
+
+def cache_type_of(args: argparse.Namespace) -> str:
+    """What --cache-type, -ctk and -ctv say together."""
+    k, _, v = args.cache_type.partition("/")
+    k, v = args.cache_type_k or k, args.cache_type_v or v or k
+    return str(k if k == v else f"{k}/{v}")
 
 
 def add_block_flags(group: Flags) -> None:
@@ -143,7 +157,7 @@ class Names:
     """The type of an option that takes known names with commas between them."""
 
     def __init__(self, known: Iterable[str]) -> None:
-        self.known = tuple(known)
+        self.known = known if isinstance(known, tuple) else tuple(known)
 
     def __call__(self, text: str) -> list[str]:
         names = [part.strip() for part in text.split(",")]
@@ -215,7 +229,7 @@ def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) 
         return LLM(
             args.model,
             cache=args.cache,
-            cache_type=args.cache_type,
+            cache_type=cache_type_of(args),
             cache_layout=args.cache_layout,
             cache_bytes=args.cache_bytes,
             block_size=args.block_size,

@@ -40,8 +40,9 @@ class Cpu:
         return CpuMemory(self.layers(plan))
 
     def layers(self, plan: Plan) -> HostMemory:
-        if plan.codec.name not in native.Codec.__members__:
-            raise KvarnError(f"the cpu backend has no {plan.codec.name} cells: use --backend reference")
+        for codec in (plan.codec.k, plan.codec.v):
+            if codec.name not in native.Codec.__members__:
+                raise KvarnError(f"the cpu backend has no {codec.name} cells: use --backend reference")
         for group in plan.groups:
             spec = group.config.spec
             if spec.k_dim != spec.v_dim:

@@ -77,5 +77,5 @@ def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
 
 
 def _add_layer(view: native.CacheView, store: Store, group: int) -> None:
-    codec = native.Codec[store.codec.name]
-    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, codec, codec, group)
+    k, v = (native.Codec[codec.name] for codec in (store.codec.k, store.codec.v))
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, k, v, group)

@@ -13,10 +13,9 @@ scales multiply s, and V scales multiply p. Everything else is f32. Non-goal: sp
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvarn.arithmetic import dots, exp, weigh
-from kvarn.arrays import Floats
+from kvarn.arrays import Cells, Floats
 from kvarn.backends.host import Store, Table
 from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.spec import LayerSpec
@@ -71,17 +70,18 @@ class _Staged:
         assert wanted.sum() == spec.visible(np.maximum(everything, first), everything).sum(), "a visible key is missing"
         self.pos, block, slot = pos[wanted], block[wanted], slot[wanted]
         cell = (block, slot // store.panel_size, slice(None), slot % store.panel_size)
-        self.k, self.v = (self._read(store, cells, cell) for cells in (store.k, store.v))  # [head, keys, dim]
+        k, v = (_read(cells, cell, store) for cells in (store.k, store.v))  # [head, keys, unit]
+        self.k, self.v = DEFINITIONS[store.codec.k.name].widen(k), DEFINITIONS[store.codec.v.name].widen(v)
         self.k_scale, self.v_scale = (
-            None if scales is None else self._read(store, scales, cell) for scales in (store.k_scale, store.v_scale)
+            None if scales is None else _read(scales, cell, store) for scales in (store.k_scale, store.v_scale)
         )  # [head, keys]
 
-    @staticmethod
-    def _read(store: Store, cells: NDArray[Any], cell: tuple[Any, ...]) -> Floats:
-        read = cells[cell]  # [keys, head, dim], or [keys, head] of scales
-        store.counters.read += read.nbytes
-        wide = DEFINITIONS[store.codec.name].widen(read) if read.ndim == 3 else read
-        return np.ascontiguousarray(wide.swapaxes(0, 1))
+
+def _read(cells: Cells, cell: tuple[Any, ...], store: Store) -> Cells:
+    """[head, keys, unit], or [head, keys] of scales."""
+    read = cells[cell]
+    store.counters.read += read.nbytes
+    return np.ascontiguousarray(read.swapaxes(0, 1))
 
 
 def _attend_rows(rows: Floats, first: int, keys: _Staged, spec: LayerSpec, scale: np.float32) -> Floats:
