@@ -94,6 +94,7 @@ class CacheView:
         v_scale: NDArray[np.float32] | None,
         k_codec: int,
         v_codec: int,
+        dim: int,
         group: int,
     ) -> None: ...
     def set_cells(self, group: int, cells: NDArray[np.int64], /) -> None: ...

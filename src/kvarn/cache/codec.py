@@ -8,6 +8,7 @@ encodes and decodes to the same bits.
 
 from dataclasses import dataclass
 
+from kvarn.cache.spec import align
 from kvarn.errors import KvarnError
 
 
@@ -34,10 +35,12 @@ class Codec:
     name: str
     unit: str
     scales: int = 0  # per row
+    per_unit: int = 1  # numbers of a unit
+    block: int = 1  # a row is padded with zeros to a multiple of this many numbers
     tail: int = 0  # most tokens at the end of a sequence that are stored separately until their tile is full
 
     def row(self, dim: int) -> Row:
-        return Row(self.unit, dim, scales=self.scales)
+        return Row(self.unit, align(dim, self.block) // self.per_unit, scales=self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ CODECS: dict[str, Codec] = {
         Codec("f32", "f4"),
         Codec("f16", "f2"),
         Codec("bf16", "u2"),  # NumPy has no bf16: a unit is the upper half of an f32
-        Codec("int8", "i1", scales=1),
+        Codec("int8", "u4", scales=1, per_unit=4, block=32),  # words of four numbers, rotated in blocks of 32
     )
 }
 

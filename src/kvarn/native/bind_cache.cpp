@@ -46,13 +46,16 @@ void add_scales(CellsView& view, const std::optional<Out>& scale, const Out& cel
     view.scale_strides = strides_of(*scale);
 }
 
-CellsView cells_of(const Out& x, int codec, const std::optional<Out>& scale, const char* scale_name) {
+CellsView view_of(const Out& x, int codec, int64_t dim, const std::optional<Out>& scale, const char* scale_name) {
     ensure(codec >= 0 && codec <= int(Codec::Int8), "add_layer: unknown codec " + std::to_string(codec));
     CellsView view;
     view.codec = Codec(codec);
     const int64_t bits = 8 * cell_bytes(view.codec);
     ensure(x.ndim() == 5 && int64_t(x.dtype().bits) == bits,
            "store: cells are [block, panel, head, slot, dim] of " + std::to_string(bits) + " bits, not " + describe(x));
+    ensure(int64_t(x.shape(4)) == cells_of(view.codec, dim),
+           "store: heads of " + std::to_string(dim) + " numbers have " + std::to_string(cells_of(view.codec, dim)) +
+               " cells, not " + describe(x));
     view.cells = static_cast<uint8_t*>(x.data());
     view.strides = strides_of(x);
     if (view.codec == Codec::Int8) add_scales(view, scale, x, scale_name);
@@ -73,17 +76,17 @@ void check_store(const StoreView& s, const SpecView& spec) {
 }
 
 void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int k_codec, int v_codec,
-               int64_t group) {
+               int64_t dim, int64_t group) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
            "add_layer: there is no group " + std::to_string(group));
     LayerView layer;
     StoreView& s = layer.store;
-    s.k = cells_of(k, k_codec, k_scale, "k_scale"), s.v = cells_of(v, v_codec, v_scale, "v_scale");
-    for (size_t i = 0; i < 5; ++i)
+    s.k = view_of(k, k_codec, dim, k_scale, "k_scale"), s.v = view_of(v, v_codec, dim, v_scale, "v_scale");
+    for (size_t i = 0; i < 4; ++i)
         ensure(k.shape(i) == v.shape(i) && k.shape(i) > 0, "store: K is " + describe(k) + ", V is " + describe(v));
     s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
     s.block_size = int64_t(k.shape(1) * k.shape(3));
-    s.n_heads = int64_t(k.shape(2)), s.dim = int64_t(k.shape(4));
+    s.n_heads = int64_t(k.shape(2)), s.dim = dim;
     check_store(s, c.view.groups[size_t(group)].spec);
     layer.group = group;
     c.view.layers.push_back(layer);
@@ -168,7 +171,7 @@ void bind_cache(nb::module_& m) {
         .def(nb::init<>())
         .def("add_group", &add_group)
         .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
-             nb::arg("k_codec"), nb::arg("v_codec"), nb::arg("group"))
+             nb::arg("k_codec"), nb::arg("v_codec"), nb::arg("dim"), nb::arg("group"))
         .def("set_cells", &set_cells)
         .def("write", &write_layer);
     m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"), nb::arg("out"),

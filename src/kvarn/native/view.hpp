@@ -4,11 +4,17 @@
 
 #include <cstdint>
 
+#include "base.hpp"
+
 namespace kvarn {
 
-enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how one number of K or V is stored
+enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how numbers of K or V are stored
 
-constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::Int8 ? 1 : 2; }
+// A cell is the unit of a row: one number, or four int8 in a word. Rows of int8 are rotated in blocks
+// of 32 numbers, so they are padded with zeros to whole blocks.
+constexpr bool rotated(Codec codec) { return codec == Codec::Int8; }
+constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 || codec == Codec::Int8 ? 4 : 2; }
+constexpr int64_t cells_of(Codec codec, int64_t dim) { return codec == Codec::Int8 ? up(dim, 32) / 4 : dim; }
 
 // Limits that kernels rely on; bind_cache.cpp refuses a store that exceeds them. Arrays of fixed
 // size: `o` in decode.cpp, `narrow` in stage.hpp, `encoded` in write.cpp.
@@ -25,13 +31,16 @@ struct CellsView {  // K or V of one layer
     Strides strides, scale_strides;
     Codec codec{};
 
-    int64_t row_bytes(int64_t dim) const { return dim * cell_bytes(codec) + (scales ? int64_t(sizeof(float)) : 0); }
+    int64_t row_bytes(int64_t dim) const {
+        return cells_of(codec, dim) * cell_bytes(codec) + (scales ? int64_t(sizeof(float)) : 0);
+    }
 };
 
 struct StoreView {
     CellsView k, v;
     int64_t n_blocks = 0, block_size = 0, panel_size = 0, n_heads = 0, dim = 0;  // n_heads: stored heads
 
+    int64_t width() const { return up(dim, rotated(v.codec) ? 32 : 16); }       // of an output that is not finished
     int64_t slot_bytes() const { return k.row_bytes(dim) + v.row_bytes(dim); }  // in one slot of one head
     // The offset of a block's slot, for heads from 0 on.
     int64_t offset(const Strides& st, int64_t block, int64_t slot) const {

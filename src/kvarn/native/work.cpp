@@ -8,7 +8,7 @@ namespace kvarn {
 
 void AttentionWork::make(const TableView& table, const SpecView& spec, const StoreView& store, int threads) {
     rows.clear(), decode.clear(), prefill.clear(), merges.clear();
-    const int64_t group = spec.n_heads / store.n_heads, stride = 2 + up(store.dim, 16);
+    const int64_t group = spec.n_heads / store.n_heads, stride = 2 + store.width();
     const int64_t step = kQueryRows / group;
     partial_floats = 0;
     // Heads of one decode item: many, so that memory is read in order; one if there are fewer

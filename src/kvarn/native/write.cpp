@@ -20,13 +20,13 @@ void encode(Codec codec, const CellEncoders& encoders, const float* x, int64_t d
     }
 }
 
-void put_row(const uint8_t* row, int64_t dim, int64_t stride, int64_t bytes, uint8_t* to) {
+void put_row(const uint8_t* row, int64_t cells, int64_t stride, int64_t bytes, uint8_t* to) {
     if (stride == 1)
-        memcpy(to, row, size_t(dim * bytes));
+        memcpy(to, row, size_t(cells * bytes));
     else if (bytes == 2)
-        for (int64_t d = 0; d < dim; ++d) memcpy(to + d * stride * 2, row + d * 2, 2);
+        for (int64_t i = 0; i < cells; ++i) memcpy(to + i * stride * 2, row + i * 2, 2);
     else
-        for (int64_t d = 0; d < dim; ++d) memcpy(to + d * stride * bytes, row + d * bytes, size_t(bytes));
+        for (int64_t i = 0; i < cells; ++i) memcpy(to + i * stride * 4, row + i * 4, 4);
 }
 
 }  // namespace
@@ -36,7 +36,8 @@ void prefetch_write(const StoreView& s, int64_t cell, HeadRange heads) {
     if (cell < 0 || st.dim == 1) return;  // a contiguous row is only a few cache lines
     const int64_t at = s.offset(st, cell / s.block_size, cell % s.block_size), bytes = cell_bytes(s.k.codec);
     for (int64_t h = heads.begin; h < heads.end; ++h)
-        for (int64_t d = 0; d < s.dim; ++d) __builtin_prefetch(s.k.cells + (at + h * st.head + d * st.dim) * bytes, 1);
+        for (int64_t i = 0; i < cells_of(s.k.codec, s.dim); ++i)
+            __builtin_prefetch(s.k.cells + (at + h * st.head + i * st.dim) * bytes, 1);
 }
 
 int64_t write_heads(const StoreView& s, const CellEncoders& encoders, int64_t cell, HeadRange heads, const float* k,
@@ -50,7 +51,8 @@ int64_t write_heads(const StoreView& s, const CellEncoders& encoders, int64_t ce
         for (int64_t h = heads.begin; h < heads.end; ++h) {
             if (h == heads.begin || h % copies == 0)
                 encode(to.codec, encoders, from + h / copies * s.dim, s.dim, encoded, &scale);
-            put_row(encoded, s.dim, to.strides.dim, bytes, to.cells + (at + h * to.strides.head) * bytes);
+            put_row(encoded, cells_of(to.codec, s.dim), to.strides.dim, bytes,
+                    to.cells + (at + h * to.strides.head) * bytes);
             if (to.scales) to.scales[scale_at + h * to.scale_strides.head] = scale;
         }
     };

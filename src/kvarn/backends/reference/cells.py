@@ -20,7 +20,7 @@ def write(k: Floats, v: Floats, store: Store, table: Table) -> None:
         (v, store.v, store.v_scale, store.codec.v),
     ):
         fresh, scale = encode(x[used], store.n_heads, codec)
-        cells[block, panel, :, slot] = fresh  # [T, head, dim]
+        cells[block, panel, :, slot] = fresh  # [T, head, unit]
         store.counters.written += fresh.nbytes
         if scales is not None and scale is not None:
             scales[block, panel, :, slot] = scale  # [T, head]
@@ -28,11 +28,11 @@ def write(k: Floats, v: Floats, store: Store, table: Table) -> None:
 
 
 def encode(x: Floats, stored_heads: int, codec: Codec) -> Encoded:
-    """[T, n_kv_heads, dim] -> cells [T, stored heads, dim] and scales [T, stored heads]."""
+    """[T, n_kv_heads, dim] -> cells [T, stored heads, unit] and scales [T, stored heads]."""
     tokens, heads, dim = x.shape
     cells, scales = DEFINITIONS[codec.name].encode(x.reshape(tokens * heads, dim))
     copies = stored_heads // heads
-    cells = repeat_heads(cells.reshape(tokens, heads, dim), copies)
+    cells = repeat_heads(cells.reshape(tokens, heads, -1), copies)
     return Encoded(cells, None if scales is None else repeat_heads(scales.reshape(tokens, heads), copies))
 
 

@@ -4,6 +4,7 @@
 // memory.
 #include "attention.hpp"
 #include "in_place.hpp"
+#include "integers.hpp"
 #include "products.hpp"
 #include "softmax.hpp"
 #include "stage.hpp"
@@ -30,7 +31,7 @@ struct Job {  // what both phases of a work item read
           x(carve<Carver>(memory, s.dim)),
           group(a.spec.n_heads / s.n_heads),
           rows(item.heads * group),
-          width(up(s.dim, 16)) {
+          width(s.width()) {
         Walk walk(a, item.seq);
         const int64_t q_pos = a.table.kv_len[item.seq] - 1;
         for (int64_t pos = item.begin; pos < item.end; pos += kSlots) {
@@ -75,19 +76,7 @@ void key_phase(const Job& job) {
                 stage_keys<K>(s, t, job.seen[i], 0, x);
                 score_rows<K, kDecodeRows>(x.q + h * group * depth * K::number_bytes, group, depth, x.k, scores);
             }
-            if constexpr (K::scaled) {
-                stage_scales(t.k.scale, s.k.scale_strides.slot, job.seen[i], x.k_scale);
-                scale_scores(scores, group, x.k_scale);
-            }
         }
-}
-
-template <typename V>
-void stage_all_scales(const Job& job) {  // [head][slot]
-    for (int64_t i = 0; i < job.n; ++i)
-        for (int64_t h = 0; h < job.item.heads; ++h)
-            stage_scales(of_head(job.s, job.tiles[i], h).v.scale, job.s.v.scale_strides.slot, job.seen[i],
-                         job.x.v_scale + h * kChunk + i * kSlots);
 }
 
 // out: (m, l, O) of each row.
@@ -95,10 +84,8 @@ template <typename V>
 void value_phase(const Job& job, float* out) {
     const Scratch& x = job.x;
     const int64_t group = job.group, width = job.width, stride = 2 + width;
-    if constexpr (V::scaled) stage_all_scales<V>(job);
     for (int64_t r = 0; r < job.rows; ++r) {
-        const MaxSum chunk = softmax<V>(x.s + r * kChunk, job.seen, job.n, x.v_scale + r / group * kChunk,
-                                        x.p + r * kChunk * V::number_bytes);
+        const MaxSum chunk = softmax<V>(x.s + r * kChunk, job.seen, job.n, x.p + r * V::weight_bytes);
         out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
     }
     if (values_readable(job.s)) {
@@ -117,6 +104,61 @@ void value_phase(const Job& job, float* out) {
     for (int64_t r = 0; r < job.rows; ++r) memcpy(out + 2 + r * stride, x.part + r * width, size_t(width) * 4);
 }
 
+template <>
+void key_phase<Int8Arithmetic>(const Job& job) {
+    const StoreView& s = job.s;
+    const Scratch& x = job.x;
+    const int64_t group = job.group, depth = Int8Arithmetic::depth(s.dim), row = Int8Arithmetic::query_bytes(s.dim);
+    const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * s.dim;
+    for (int64_t r = 0; r < job.rows; ++r) stage_int8_query(q + r * s.dim, s.dim, job.a.scale * kLog2e, x.q + r * row);
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h) {
+            const TileCells t = of_head(s, job.tiles[i], h).k;
+            const bool in_place = s.k.strides.slot == 1 && t.half[0] && t.half[1] == t.half[0] + 64;
+            if (!in_place) stage_int8_keys(s.k, t, depth, x.k);
+            stage_scales(t.scale, s.k.scale_strides.slot, job.seen[i], x.k_scale);
+            int8_score_rows<kDecodeRows>(x.q + h * group * row, group, depth, in_place ? t.half[0] : x.k,
+                                         in_place ? s.k.strides.dim * 4 : 4 * kSlots, x.k_scale,
+                                         x.s + h * group * kChunk + i * kSlots);
+        }
+}
+
+// Adds the values of tile i to the sums of a head's rows.
+void int8_add_head(const Job& job, int64_t i, int64_t h) {
+    const CellsView& v = job.s.v;
+    const TileCells t = of_head(job.s, job.tiles[i], h).v;
+    const uint8_t* p = job.x.p + h * job.group * Int8Arithmetic::weight_bytes;
+    float* sums = job.x.part + h * job.group * job.width;
+    if (v.strides.dim == 1 && t.half[0] && t.half[1]) {
+        const int64_t stride = v.strides.slot * 4;
+        const auto in_place = [&](int64_t d, int64_t quad, I& a, I& b) {
+            quads(t.half[quad / 4] + quad % 4 * 4 * stride + d, stride, a, b);
+        };
+        return int8_add_rows(p, job.group, i, in_place, sums, job.width);
+    }
+    stage_int8_values(v, t, job.width, job.x.v);
+    int8_add_rows(p, job.group, i, StagedQuads{job.x.v, job.width}, sums, job.width);
+}
+
+template <>
+void value_phase<Int8Arithmetic>(const Job& job, float* out) {
+    const Scratch& x = job.x;
+    const int64_t width = job.width, stride = 2 + width;
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h)
+            stage_scales(of_head(job.s, job.tiles[i], h).v.scale, job.s.v.scale_strides.slot, job.seen[i],
+                         x.v_scale + h * kChunk + i * kSlots);
+    for (int64_t r = 0; r < job.rows; ++r) {
+        const MaxSum chunk = int8_softmax(x.s + r * kChunk, job.seen, job.n, x.v_scale + r / job.group * kChunk,
+                                          x.p + r * Int8Arithmetic::weight_bytes);
+        out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
+    }
+    memset(x.part, 0, size_t(job.rows * width) * 4);
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h) int8_add_head(job, i, h);
+    for (int64_t r = 0; r < job.rows; ++r) int8_in_order(x.part + r * width, width, out + 2 + r * stride);
+}
+
 template <SumOrder O, typename Fn>
 void with_codec(Codec codec, Fn&& fn) {  // decode is limited by memory, so it does not use AMX
     switch (codec) {
@@ -127,7 +169,7 @@ void with_codec(Codec codec, Fn&& fn) {  // decode is limited by memory, so it d
         case Codec::BF16:
             return fn(Arithmetic<Codec::BF16, O, Engine::Vector>());
         case Codec::Int8:
-            return fn(Arithmetic<Codec::Int8, O, Engine::Vector>());
+            return fn(Int8Arithmetic());
     }
 }
 
@@ -135,7 +177,7 @@ void with_codec(Codec codec, Fn&& fn) {  // decode is limited by memory, so it d
 
 void merge(const AttentionArgs& a, const WorkItem* items, const Merge& m, const float* partials) {
     const StoreView& s = a.store;
-    const int64_t group = a.spec.n_heads / s.n_heads, width = up(s.dim, 16), stride = 2 + width;
+    const int64_t group = a.spec.n_heads / s.n_heads, width = s.width(), stride = 2 + width;
     const WorkItem* item = items + m.first;
     float o[kMaxQueryGroup * kMaxHeadDim];
     float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
@@ -146,7 +188,7 @@ void merge(const AttentionArgs& a, const WorkItem* items, const Merge& m, const 
         for (int64_t r = 0; r < group; ++r) fresh.m[r] = part[r * stride], fresh.l[r] = part[r * stride + 1];
         absorb(total.m, total.l, o, fresh, part + 2, stride, group, width);
     }
-    for (int64_t r = 0; r < group; ++r) finish(total.l[r], o + r * width, s.dim, out + r * s.dim);
+    for (int64_t r = 0; r < group; ++r) finish_row(s, total.l[r], o + r * width, out + r * s.dim);
 }
 
 template <SumOrder O>

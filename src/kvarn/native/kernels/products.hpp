@@ -129,14 +129,5 @@ void value_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t wi
     for (; r < rows; ++r) values_rows<V, 1>(at(r), kChunk, tiles, width, n, out + r * width, width);
 }
 
-// Multiplies the scores of some rows with one tile by the scales of its slots.
-inline void scale_scores(float* s, int64_t rows, const float* k_scale) {
-    const F a = load(k_scale), b = load(k_scale + kLanes);
-    for (int64_t r = 0; r < rows; ++r, s += kChunk) {
-        store(s, mul(load(s), a));
-        store(s + kLanes, mul(load(s + kLanes), b));
-    }
-}
-
 }  // namespace
 }  // namespace kvarn::KVARN_ISA

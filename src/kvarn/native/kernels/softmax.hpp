@@ -25,10 +25,10 @@ inline void store_weights(void* p, int64_t at, F x) {  // 16 numbers of p, in th
     }
 }
 
-// Softmax of one row: s has n tiles of 32 scores, in base 2. Writes p, multiplied by the scales of V
-// if it has any. Returns the maximum and the sum of the chunk.
+// Softmax of one row: s has n tiles of 32 scores, in base 2. Writes p. Returns the maximum and the
+// sum of the chunk.
 template <typename V>
-MaxSum softmax(float* s, const uint32_t* seen, int64_t n, const float* v_scale, void* p) {
+MaxSum softmax(float* s, const uint32_t* seen, int64_t n, void* p) {
     F top = set1(kMinusInfinity);
     for (int64_t t = 0; t < n; ++t)
         for (int64_t i = 2 * t; i < 2 * t + 2; ++i) {
@@ -43,10 +43,8 @@ MaxSum softmax(float* s, const uint32_t* seen, int64_t n, const float* v_scale, 
     const F base = set1(m == kMinusInfinity ? 0.0f : m);
     F sum = zero();
     for (int64_t i = 0; i < 2 * n; ++i) {
-        F x = exp2<V::rounds>(sub(load(s + i * kLanes), base));
+        const F x = exp2<V::rounds>(sub(load(s + i * kLanes), base));
         sum = add(sum, x);
-        if constexpr (V::scaled)
-            x = keep(seen[i / 2] >> (i % 2 * 16) & 0xffffu, mul(x, load(v_scale + i * kLanes)), zero());
         store_weights<V>(p, i * kLanes, x);
     }
     return {m, reduce_add(sum)};

@@ -14,14 +14,12 @@ inline F load_cells(const uint8_t* p) {  // 16 cells
     if constexpr (A::codec == Codec::F32) return load(reinterpret_cast<const float*>(p));
     if constexpr (A::codec == Codec::F16) return load_f16(reinterpret_cast<const uint16_t*>(p));
     if constexpr (A::codec == Codec::BF16) return load_bf16(reinterpret_cast<const uint16_t*>(p));
-    if constexpr (A::codec == Codec::Int8) return load_i8(reinterpret_cast<const int8_t*>(p));
 }
 
 template <typename A>
 inline float cell(const uint8_t* p) {
     if constexpr (A::codec == Codec::F32) return *reinterpret_cast<const float*>(p);
     if constexpr (A::codec == Codec::BF16) return widen_bf16(*reinterpret_cast<const uint16_t*>(p));
-    if constexpr (A::codec == Codec::Int8) return float(*reinterpret_cast<const int8_t*>(p));
     if constexpr (A::codec == Codec::F16) {
         uint16_t sixteen[kLanes] = {*reinterpret_cast<const uint16_t*>(p)};
         float wide[kLanes];
