@@ -14,7 +14,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "src" / "kvarn" / "cli" / "schemas"
 PAGE = ROOT / "docs" / "formats.md"
-ORDER = ("run", "bench", "bench-serve", "perplexity", "inspect", "strategies", "list", "explain", "requests")
+ORDER = (
+    "run",
+    "bench",
+    "bench-serve",
+    "perplexity",
+    "plan",
+    "inspect",
+    "strategies",
+    "list",
+    "snapshot",
+    "snapshot-verify",
+    "explain",
+    "requests",
+)
 BEGINNING = """\
 # JSON formats
 

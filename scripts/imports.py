@@ -32,6 +32,11 @@ ALLOWED: dict[str, set[str]] = {
     # Tools, reasoning and structures of a conversation, on top of dialects and structures.
     "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
     "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
+    # Forecasts: sizes and speeds of models that need not be loaded.
+    "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
+    | {"__version__"},
+    # Cells outside of the process: no text, no requests.
+    "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

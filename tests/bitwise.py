@@ -24,6 +24,7 @@ from kvarn import native
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.cache.codec import CODECS
 from kvarn.cache.plan import CacheConfig
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.sampling import History, log_softmax, make_sampler
@@ -58,6 +59,29 @@ def logits(program, backend, variant: str, codec: str, chunk: int) -> np.ndarray
     return score(program, Driven(config, backend), tiny_gguf.tokens(variant), 0, chunk)
 
 
+def cells(program, backend, variant: str, codec: str) -> np.ndarray:
+    """The cells of a sequence in canonical order: what snapshots and tiers keep."""
+    config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=16)
+    driven, tokens = Driven(config, backend), tiny_gguf.tokens(variant)[:48]  # whole blocks
+    driven.open(0)
+    driven.reserve(0, len(tokens))
+    program.run(driven.memory, driven.book.prepare([0]), tokens, [])
+    held = [(group, block) for group, p in enumerate(driven.book.placements) for block, _ in p.blocks(0)]
+    return np.frombuffer(b"".join(driven.memory.read_block(*each) for each in held), np.uint8)
+
+
+def kept(checkpoint: Checkpoint, slow: ReferenceProgram, pool: native.Pool, variant: str) -> dict[str, str]:
+    """Cells of every codec."""
+    found = {}
+    for codec in CODECS:
+        found[f"cells reference {variant} {codec}"] = digest(cells(slow, Reference(), variant, codec))
+        for order in native.SUM_ORDERS:
+            native.select_sum_order(order)
+            on_cpu = cells(load_program(checkpoint, pool), Cpu(pool), variant, codec)
+            found[f"cells cpu {variant} {codec} {order}"] = digest(on_cpu)
+    return found
+
+
 def same(results: list[np.ndarray]) -> np.ndarray:
     assert all(digest(result) == digest(results[0]) for result in results), "bits depend on chunks or instruction sets"
     return results[0]
@@ -75,6 +99,8 @@ def models(folder: Path, brief: bool = False) -> dict[str, str]:
         for order in native.SUM_ORDERS:
             native.select_sum_order(order)
             found[f"cpu {variant} {order}"] = digest(same(on_cpu(checkpoint, pool, variant, brief)))
+        if variant in CHUNKS:
+            found |= kept(checkpoint, slow, pool, variant)
     return found
 
 

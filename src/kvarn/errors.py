@@ -66,6 +66,17 @@ class BadModel(KvarnError):
         super().__init__(printable(message))
 
 
+class BadSnapshot(KvarnError):
+    """A snapshot is damaged, no snapshot, or of another model or arithmetic. One line. Nothing was restored."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, 600))
+
+
+class NoRoomNow(KvarnError):
+    """The cache has no room for a snapshot while other requests run: try again later."""
+
+
 class BadStructure(KvarnError):
     """A schema, regular expression or grammar is damaged, too large, or asks for what cannot be enforced. One line."""
 

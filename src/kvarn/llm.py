@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, cast, overload
 
 from kvarn.arrays import Floats
 from kvarn.backends import AUTO
@@ -22,6 +22,7 @@ from kvarn.backends.choice import Opening
 from kvarn.backends.loaded import load
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig
+from kvarn.cache.prefix import common
 from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.chats.answer import ToolCall
 from kvarn.chats.chats import Chats, Prepared
@@ -35,14 +36,19 @@ from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, m
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
+from kvarn.lasting.fingerprint import Fingerprint, fingerprint_of
+from kvarn.lasting.snapshot import Facts
+from kvarn.lasting.weights import Weights
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.own_pooling import own_pooling
 from kvarn.loading.own_sampling import own_sampling
+from kvarn.loading.paths import user_path
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import graph_of
+from kvarn.snapshots import Restored, Snapshots, answer_of
 from kvarn.text.chat import ChatTemplate
 from kvarn.text.quoting import Quotes, Quoting, Unquoted
 from kvarn.text.tokenizer import Prompt, Tokenizer
@@ -84,6 +90,7 @@ class LLM:
     chunk_while_decoding    most prompt tokens of a step in which other sequences decode
     max_waiting             most requests in the queue
     trust_messages          recognize control tokens in the text of messages; by default they are plain text
+    snapshot                a snapshot to begin with: its text need not be computed (docs/lasting.md)
     progress                called with (what, done, total) while the model is fetched and loaded
     """
 
@@ -106,6 +113,7 @@ class LLM:
         chunk_while_decoding: int | None = None,
         max_waiting: int | None = None,
         trust_messages: bool = False,
+        snapshot: str | Path | None = None,
         progress: Progress = quiet,
     ) -> None:
         if not isinstance(model, str | Path) or not str(model):
@@ -116,23 +124,24 @@ class LLM:
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
         self.config = checkpoint.config
+        self.weights = Weights(checkpoint)
         self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
-        config = CacheConfig(
-            layers=self.config.layer_specs,
-            context=context_of(self.config, context),
-            strategy=cache,
-            codec=cache_type,
-            layout=cache_layout,
+        config = cache_config(
+            self.config,
+            self.name,
+            cache=cache,
+            cache_type=cache_type,
+            cache_layout=cache_layout,
+            cache_bytes=cache_bytes,
             block_size=block_size,
-            max_seqs=max_seqs,
-            max_chunk=max_batch_tokens,
             window=window,
             pinned=pinned,
-            cache_bytes=cache_bytes,
+            context=context,
+            max_seqs=max_seqs,
+            max_batch_tokens=max_batch_tokens,
         )
-        config = fitted(config, self.config, self.name)
         self.opened = opening.finish(config, checkpoint)
         graph = graph_of(self.config, checkpoint.shapes)
         planned, memory, self.program = load(self.backend, checkpoint, graph, config, max_batch_tokens, progress)
@@ -141,6 +150,8 @@ class LLM:
         )
         self.runner = Runner(self.engine, self.tokenizer)
         self.trust_messages = trust_messages
+        if snapshot is not None:
+            self.load_snapshot(snapshot)
 
     @property
     def backend(self) -> Backend:
@@ -149,6 +160,11 @@ class LLM:
     @property
     def cache(self) -> KVCache:
         return self.engine.cache
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What decides the bits of cells, beside tokens. The first call of a model's life reads its weights."""
+        return fingerprint_of(self.weights.digest(), self.config, self.cache.plan, self.backend)
 
     @property
     def memory(self) -> Memory:
@@ -314,6 +330,50 @@ class LLM:
         starts = [partial(self.start_embedding, prompt, pooling) for prompt in prompts_of(prompts)]
         return [job.vector() for job in self._run(starts)]
 
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        return Snapshots(self.runner, self.tokenizer, lambda: self.fingerprint, self._short_name)
+
+    @property
+    def _short_name(self) -> str:
+        """Without folders: a snapshot may go to other people."""
+        return self.path.name if Path(self.name).exists() else self.name
+
+    def save_snapshot(self, path: str | Path, text: Prompt | Messages | Output) -> Facts:
+        """Write a snapshot: a prompt (text, or token ids), a conversation, or an output with its answer so far. What
+        the cache does not have is computed first."""
+        path = user_path(str(path))
+        if isinstance(text, Output):
+            return self.snapshots.save(path, *answer_of(text))
+        if isinstance(text, str):
+            return self.snapshots.save(path, self.tokenizer.encode(text))
+        is_chat = len(text) > 0 and isinstance(text[0], Mapping)
+        tokens = self.shared_by(cast("Messages", text)) if is_chat else ids_of(cast("Sequence[int]", text))
+        return self.snapshots.save(path, tokens)
+
+    def shared_by(self, messages: Messages) -> list[int]:
+        """The token ids that conversations with this beginning share: of a system message alone, what comes before the
+        first question; of other messages, all up to the start of the answer."""
+        given = messages_of(messages)
+        if given[-1]["role"] not in ("system", "developer"):
+            return self.render(given)
+        ours, other = (self.render([*given, {"role": "user", "content": text}]) for text in ("a", "b"))
+        return ours[: common(ours, other)]
+
+    def load_snapshot(self, path: str | Path) -> Restored:
+        """Restore a snapshot, whole or not at all. Prompts that begin with its text reuse it. Raises BadSnapshot, with
+        the reason, if it is damaged or was made with other weights, cells or arithmetic."""
+        return self.snapshots.load(user_path(str(path)))
+
+    def resume(self, path: str | Path, **settings: Any) -> Output:
+        """Go on with the answer in a snapshot, with its seed and settings: the tokens are those that it would have had.
+        The output has the whole answer. `max_tokens` counts new tokens."""
+        job = self.snapshots.continued(user_path(str(path)), settings)
+        self.runner.wait(job)
+        return job.output()
+
     # -- jobs: a request with its text ---------------------------------------------------------------------------
 
     def start(
@@ -365,6 +425,38 @@ class LLM:
 def context_of(config: ModelConfig, context: int | None) -> int:
     """The context to use. None: the default; 0: the longest that the model was trained for."""
     return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
+
+
+def cache_config(
+    model: ModelConfig,
+    name: str,
+    *,
+    cache: str = "auto",
+    cache_type: str = "bf16",
+    cache_layout: str | None = None,
+    cache_bytes: int | None = None,
+    block_size: int | None = None,
+    window: int | None = None,
+    pinned: int | None = None,
+    context: int | None = None,
+    max_seqs: int = 8,
+    max_batch_tokens: int = 512,
+) -> CacheConfig:
+    """The cache for a model, from the settings of `LLM`. `name` is for messages."""
+    config = CacheConfig(
+        layers=model.layer_specs,
+        context=context_of(model, context),
+        strategy=cache,
+        codec=cache_type,
+        layout=cache_layout,
+        block_size=block_size,
+        max_seqs=max_seqs,
+        max_chunk=max_batch_tokens,
+        window=window,
+        pinned=pinned,
+        cache_bytes=cache_bytes,
+    )
+    return fitted(config, model, name)
 
 
 def fitted(config: CacheConfig, model: ModelConfig, name: str) -> CacheConfig:

@@ -18,7 +18,10 @@ except ImportError as error:
     ) from error
 
 from kvarn._native import (
+    ALONE,
     GROUP_ROWS,
+    LARGE_PAGE,
+    SHARED_PAGES,
     CacheView,
     Codec,
     Gate,
@@ -39,6 +42,7 @@ from kvarn._native import (
     isas,
     largest_scales,
     log,
+    outline,
     pack,
     pack_file,
     pack_planes,
@@ -49,7 +53,10 @@ from kvarn._native import (
 from kvarn.errors import KvarnError
 
 __all__ = [
+    "ALONE",
     "GROUP_ROWS",
+    "LARGE_PAGE",
+    "SHARED_PAGES",
     "SUM_ORDERS",
     "CacheView",
     "Codec",
@@ -71,6 +78,7 @@ __all__ = [
     "isas",
     "largest_scales",
     "log",
+    "outline",
     "pack",
     "pack_file",
     "pack_planes",

@@ -46,10 +46,20 @@ LINES = {
     "bench": ("bench", "bench -m M -p 8 -n 2 -r 2 -t 1"),
     "bench with settings": ("bench", "bench -m M -p 0 -n 2 -r 1 -t 1 --block-size 16 --window 16 --cache ring"),
     "perplexity": ("perplexity", "perplexity -m M -f T -c 32 --chunks 2 -t 1"),
+    "plan": ("plan", "plan M -t 1 --depth 0,8"),
+    "plan for another machine": ("plan", "plan M -t 1 -np 2 --memory 1M --cache ring --window 16"),
+    "plan for a device": ("plan", "plan M --backend cuda --memory 8G"),
+    "plan with the truth": ("plan", "plan M -t 1 --check -c 64"),
     "inspect": ("inspect", "inspect M"),
     "inspect with a window": ("inspect", "inspect M --window 16 -c 64"),
     "strategies": ("strategies", "strategies -n 40 -c 64 --heads 2/1"),
     "list": ("list", "list"),
+    "snapshot make": ("snapshot", "snapshot make -m M -p abcdefgh -o O/a.kvs -t 1"),
+    "snapshot inspect": ("snapshot", "snapshot inspect O/a.kvs"),
+    "snapshot verify": ("snapshot-verify", "snapshot verify O/a.kvs -m M --tokens 3 -t 1"),
+    "an answer in a snapshot": ("run", "run -m M -p abc -n 2 -t 1 --save-snapshot O/b.kvs"),
+    "snapshot inspect of an answer": ("snapshot", "snapshot inspect O/b.kvs"),
+    "run from a snapshot": ("run", "run -m M -p abcdefghi -n 2 -t 1 --snapshot O/a.kvs"),
     "list of all": ("list", "list --all"),
 }
 
@@ -61,6 +71,7 @@ def test_output(model: Path, text: Path, schema: str, line: str, capsys, monkeyp
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.gguf").symlink_to(model)
     words = [{"M": str(model), "T": str(text)}.get(word, word) for word in line.split()]
+    words = [word.replace("O/", f"{model.parent}/", 1) if word.startswith("O/") else word for word in words]
     assert main([*words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     validator(schema).validate(said)

@@ -4,6 +4,7 @@ The tokenizer of these tests has a token for each byte, and the control tokens o
 """
 
 from dataclasses import replace
+from functools import cache, lru_cache
 
 import llguidance
 import pytest
@@ -56,13 +57,21 @@ class Bytes:
         return ids
 
 
+@lru_cache(maxsize=8)
+def compiled(lark: str, control: tuple[str, ...]) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(tokenizer(control), llguidance.LLMatcher.grammar_from_lark(lark))
+
+
+@cache
+def tokenizer(control: tuple[str, ...]) -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes(list(control))))
+
+
 def accepts(lark: str, text: str, control: list[str]) -> str:
     """ "yes", "unfinished", or the text up to where it was refused."""
-    bytes_ = Bytes(control)
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(bytes_))
-    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(lark))
+    matcher = compiled(lark, tuple(control)).deep_copy()
     assert not matcher.get_error(), f"{matcher.get_error()}\n{lark}"
-    ids = bytes_.encode(text)
+    ids = Bytes(control).encode(text)
     n = matcher.try_consume_tokens(ids)
     if n < len(ids):
         return f"{n} of {len(ids)}"

@@ -20,7 +20,7 @@ def ids(*tokens: str) -> tuple[int, ...]:
         (["\n\n", "<call>"], ["\n", "\n", "<call>"], (1, 2)),
         (["\n", "\n", "<call>"], ["\n\n", "<call>"], (2, 1)),
         (["ab", "cd", "e"], ["a", "bc", "d", "e"], (2, 3)),
-        (["apple", " pie"], ["app"], (1, 1)),  # all that is known of the earlier text is in ours
+        (["apple", " pie"], ["app", "le"], (1, 2)),  # all that is known of the earlier text is in ours
         (["é"], ["é"], (1, 1)),
     ],
 )
@@ -34,6 +34,7 @@ def test_the_same_text(ours: list[str], theirs: list[str], n: tuple[int, int]) -
         ([" Monday", "."], [" Tues", "day", "."]),
         (["\n\n", "Yes"], ["\n", "\n", "No"]),  # the text goes on otherwise, so the tokens are not the cause
         (["app"], ["apple"]),  # our text ends here
+        (["apple", " pie"], ["app"]),  # theirs ends here: somebody typed on
         (["ab"], ["a", "c"]),
         ([], ["a"]),
         (["a"], []),

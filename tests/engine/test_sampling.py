@@ -1,10 +1,12 @@
 """Sampling: filters, penalties, stateless randomness, ties."""
 
 from collections import Counter
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
 
+from kvarn.arithmetic import exp
 from kvarn.engine import sampling
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.sampling import History, log_softmax, uniform
@@ -57,6 +59,45 @@ def test_temperature_sharpens_and_frequencies_follow_the_probabilities() -> None
     for token in range(6):
         assert counts[token] / 20_000 == pytest.approx(expected[token], abs=0.012)
     assert possible(np.array([0, 5, 0], np.float32) * 100) == {1}
+
+
+def drawn_by_definition(logits: np.ndarray, params: SamplingParams, u: float) -> int:
+    """All tokens that are allowed, sorted; then the prefixes of top-k, top-p and min-p; then the draw."""
+    order = sorted(np.flatnonzero(logits > -np.inf).tolist(), key=lambda token: (-logits[token], token))
+    order = order[: params.top_k or None]
+    shifted = (logits[order].astype(np.float64) - float(logits[order[0]])) / params.temperature
+    weights = [int(weight) for weight in np.rint(exp(shifted) * sampling.UNIT)]
+    sums = list(accumulate(weights))
+    if params.top_p < 1:
+        reach = max(int(params.top_p * float(sums[-1])), 1)
+        sums = sums[: next(n for n, mass in enumerate(sums, 1) if mass >= reach)]
+    sums = sums[: sum(weight >= params.min_p * sampling.UNIT for weight in weights)]
+    place = min(int(u * float(sums[-1])), sums[-1] - 1)
+    return order[next(n for n, mass in enumerate(sums) if mass > place)]
+
+
+@pytest.mark.parametrize("spread", [0.01, 2.0, 12.0])
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 30.0])
+def test_a_draw_is_the_one_of_the_definition(spread: float, temperature: float) -> None:
+    random = np.random.default_rng(int(spread * 100 + temperature * 1000))
+    for i, (top_k, top_p, min_p) in enumerate(
+        product((0, 1, 5, 200), (1.0, 0.999, 0.95, 0.3, 1e-9), (0.0, 1e-12, 0.05))
+    ):
+        logits = (random.standard_normal(300) * spread).astype(np.float32)
+        logits[random.integers(0, 300, 60)] = logits[:60]  # ties
+        forbidden = random.random(300) < (0, 0.5, 0.99)[i % 3]
+        forbidden[7] = False
+        params = SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            logits_processors=[lambda tokens, scores, forbidden=forbidden: scores.__setitem__(forbidden, -np.inf)],
+        ).with_defaults(TEXT_DEFAULTS)
+        masked = np.where(forbidden, -np.inf, logits).astype(np.float32)
+        for n in range(20):
+            drawn = sampling.make_sampler(params, 5, 300)(logits, History([0] * n, 0), i).token
+            assert drawn == drawn_by_definition(masked, params, uniform(5, i, n)), (top_k, top_p, min_p, n)
 
 
 def test_randomness_is_a_pure_function_of_seed_sample_and_index() -> None:

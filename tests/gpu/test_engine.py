@@ -103,3 +103,20 @@ def test_the_python_api(cuda, tmp_path: Path) -> None:
         found, expected = (llm.generate(prompts, params) for llm in (ours, theirs))
         assert [each.completions[0].tokens for each in found] == [e.completions[0].tokens for e in expected]
         assert ours.opened.facts["device"] == "Interpreter"
+
+
+def test_a_snapshot_is_restored_through_the_same_memory(cuda, tmp_path: Path) -> None:
+    """Made in paged blocks, restored in a slab of the device: the answer and its cells are those that were computed."""
+    path = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", tiny_gguf.CHAT, ONE)
+    cuda._driver.total_bytes = 3 << 30
+    settings = dict(context=64, max_batch_tokens=16, cache_type="bf16", backend=cuda, max_seqs=1, cache_bytes=1 << 20)
+    prompt, params = text(21, 3), SamplingParams(max_tokens=4, temperature=0.8, seed=3, ignore_eos=True)
+    with LLM(path, cache="paged", block_size=16, **settings) as llm:
+        plain = llm.generate([prompt], params)[0]
+        llm.save_snapshot(tmp_path / "x.kvs", prompt)
+    with LLM(path, cache="contiguous", snapshot=tmp_path / "x.kvs", **settings) as llm:
+        again = llm.generate([prompt], params)[0]
+        assert again.tokens == plain.tokens
+        assert again.cached_tokens == len(prompt) - 1
+        assert llm.fingerprint.device.startswith("compute 9.0 ")
+        assert llm.snapshots.verify(tmp_path / "x.kvs", 2, 1, lambda *_: None) == 2

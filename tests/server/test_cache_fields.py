@@ -9,8 +9,10 @@ from support.responses import PATH as RESPONSES
 from support.responses import events_of
 from support.scripted import CHAT, HERMES, HERMES_CONTROL, TEXT, Client, scripted_llm, scripted_model, serving
 
+from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.server.access import Access
 from kvarn.server.cache_hints import priority_of
+from kvarn.server.diagnostics import CHANGED, REUSED, Comparison, anthropic_diagnostics, openai_diagnostics
 from kvarn.server.protocols.responses.calls import response_call
 from kvarn.server.protocols.responses.store import Responses
 
@@ -79,6 +81,23 @@ def test_the_comparison_with_an_earlier_answer(client: Client) -> None:
     assert diagnosed(client, "chatcmpl-none", *onward) == {"type": "comparison_response_not_found"}
     assert diagnosed(client, first["id"], *onward, key="bob") == {"type": "comparison_response_not_found"}
     assert "prompt_cache_diagnostics" not in first
+
+
+LOST = [each for each in Reason if each not in (*REUSED, *CHANGED)]
+
+
+@pytest.mark.parametrize("reason", LOST)
+def test_lost_blocks_are_no_change_of_the_client(reason: Reason) -> None:
+    adoption, changed = Adoption(3, ReuseLimit(reason, 9)), Comparison(True, "turns", 40)
+    assert openai_diagnostics(changed, adoption, 50) == {"type": "unavailable"}
+    assert anthropic_diagnostics(changed, adoption, 50) == {"cache_miss_reason": {"type": "unavailable"}}
+
+
+def test_what_the_client_sent_unchanged_is_not_called_changed() -> None:
+    """The template writes the call in other tokens than the model did."""
+    adoption, same = Adoption(3, ReuseLimit(Reason.DIFFERS, 3)), Comparison(True, "", 40)
+    assert openai_diagnostics(same, adoption, 50) == {"type": "unavailable"}
+    assert anthropic_diagnostics(same, adoption, 50) == {"cache_miss_reason": {"type": "unavailable"}}
 
 
 def test_a_stream_has_it_in_its_last_chunk(client: Client) -> None:

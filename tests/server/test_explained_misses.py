@@ -243,6 +243,80 @@ def test_numbers_in_a_question_are_no_counter(client: Client) -> None:
     assert ended(answer)["reason"] == "tools changed"
 
 
+FALSE_STAMPS = [  # two beginnings that have numbers or dates, and nothing that changes with each request
+    ([("user", "play hello, 12 + 3?"), ("assistant", "15"), ("user", "play hello")],
+     [("user", "play hello, 45 + 3?"), ("assistant", "48"), ("user", "play hello")], "differs"),
+    ([("user", "play hello of 2024-01-03"), ("assistant", "a"), ("user", "play hello")],
+     [("user", "play hello of 2023-01-03"), ("assistant", "b"), ("user", "play hello")], "differs"),
+    ([("system", "You are GPT 4 of a firm"), ("user", "play hello")],
+     [("system", "You are GPT 5 of mine"), ("user", "play hello")], "system changed"),
+    ([("system", "You know nothing."), ("user", "play hello")],
+     [("system", "You know 100 things."), ("user", "play hello")], "system changed"),
+    ([("user", "play hello"), ("assistant", "yes"), ("user", "play hello")],
+     [("user", "play hello "), ("assistant", "yes"), ("user", "play hello")], "differs"),
+    ([("user", "play hello"), ("assistant", "yes"), ("user", "play hello")],
+     [("user", "play hello"), ("assistant", "yes\n"), ("user", "play hello")], "differs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("then", "now", "reason"), FALSE_STAMPS)
+def test_no_cause_is_made_up(client: Client, then: list, now: list, reason: str) -> None:
+    for messages in (then, now):
+        answer = chat(client, *(said(*each) for each in messages), salt=f"made up {now}")
+    assert ended(answer)["reason"] == reason
+
+
+def test_a_date_before_the_first_question_changes_in_the_same_conversation(client: Client) -> None:
+    def start(day: str) -> dict:
+        return said("user", f"Today is {day}.\nplay hello")
+
+    first = chat(client, start("Monday"), salt="first turn")["choices"][0]["message"]
+    turns = said("assistant", first["content"]), said("user", "play hello")
+    found = ended(chat(client, start("Tuesday"), *turns, salt="first turn"))
+    assert (found["reason"], found["line"]) == ("a line that changes every time", "Today is Tuesday.")
+    assert found["part"] == {"name": "turn", "turn": 0, "role": "user"}
+
+
+def test_a_number_that_is_longer_than_before(client: Client) -> None:
+    for n in ("Request 123", "Request 12"):
+        answer = chat(client, said("system", n), said("user", "play hello"), salt="longer")
+    assert (ended(answer)["kind"], ended(answer)["line"]) == ("counter", "Request 12")
+
+
+def test_a_turn_of_another_conversation_is_not_called_rewritten(client: Client) -> None:
+    """The chat with the same first turn has another salt, so its text is not the one that differs."""
+    chat(client, said("user", "play hello"), said("assistant", "yes"), said("user", "play hello"), salt="other one")
+    chat(client, said("system", "You bark."), said("user", "play hello"), salt="this one")
+    answer = chat(client, said("user", "play hello"), said("assistant", "yes"), said("user", "x"), salt="this one")
+    assert ended(answer)["reason"] == "differs"
+
+
+def test_a_shorter_answer_that_is_continued_is_not_called_rewritten(client: Client) -> None:
+    """A longer answer to the same question is in the cache. All tokens of the shorter one are reused."""
+    start = said("user", "play hello")
+    chat(client, start, salt="cut short")
+    cut = chat(client, start, salt="cut short", max_tokens=4)["choices"][0]["message"]["content"]
+    answer = chat(client, start, said("assistant", cut), said("user", "play hello"), salt="cut short")
+    assert ended(answer)["reason"] == "differs"
+
+
+def test_a_turn_that_the_client_wrote_itself_had_no_reasoning(client: Client) -> None:
+    start = said("user", "play think")
+    chat(client, start, salt="shots")
+    found = ended(chat(client, start, said("assistant", "Good day."), said("user", "play hello"), salt="shots"))
+    assert (found["reason"], found["part"]["turn"]) == ("differs", 1)
+
+
+def test_a_date_that_the_template_writes(tmp_path: Path) -> None:
+    with server(tmp_path, HERMES.replace("{% if tools", "Today is {{ day }}.\n{% if tools", 1)) as client:
+        for day in ("Monday", "Tuesday"):
+            variables = {"chat_template_kwargs": {"day": day}}
+            answer = chat(client, said("user", "play hello"), salt="template", **variables)
+        found = ended(answer)
+        assert (found["reason"], found["part"]) == ("a line that changes every time", {"name": "template"})
+        assert "chat_template_kwargs" in found["remedy"]
+
+
 def test_without_keys_causes_are_told_and_texts_are_not(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "tiny.gguf", QWEN, HERMES_CONTROL, context=4096)
     with serving(scripted_llm(model, TEXTS, block_size=16), Access([])) as client:
@@ -268,7 +342,7 @@ def test_without_keys_causes_are_told_and_texts_are_not(tmp_path: Path) -> None:
         _, found = ask(said("user", "play cut"), cut, said("user", "play hello"))
         assert (found["reason"], list(found["tokens"])) == ("same text, other tokens", ["ours"])
         ask(said("system", "Secret: 11:42:00 abab"), said("user", "play hello"))
-        _, found = ask(said("system", "Secret: 11:47:00 abcd"), said("user", "play hello"))
+        _, found = ask(said("system", "Secret: 11:47:00 abab"), said("user", "play hello"))
         assert (found["reason"], found["kind"]) == ("a line that changes every time", "clock")
         ask(said("system", "You know abcab."), said("user", "play hello"))
         _, found = ask(said("system", "You know abd."), said("user", "play hello"))

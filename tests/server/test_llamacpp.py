@@ -117,7 +117,9 @@ def test_biases_by_id_and_by_text(client: Client) -> None:
 def test_n_predict_0_only_computes_the_prompt(client: Client) -> None:
     before = client.llm.engine.stats.generated_tokens
     body = complete(client, prompt="a prompt that is new here", n_predict=0)
-    assert (body["content"], body["tokens_predicted"]) == ("", 0)
+    assert (body["content"], body["tokens_predicted"], body["generation_settings"]["n_predict"]) == ("", 0, 0)
+    (event,) = frames(client.ask(COMPLETION, prompt="a prompt that is new here", n_predict=0, stream=True).body)
+    assert (event["content"], event["stop"], event["stop_type"]) == ("", True, "limit")
     assert client.llm.engine.stats.generated_tokens == before
     warm = complete(client, prompt="a prompt that is new here")
     assert warm["tokens_cached"] == warm["tokens_evaluated"] - 1

@@ -306,6 +306,19 @@ def test_thinking_is_a_switch_of_the_template(client: Client) -> None:
     assert (off - plain, on) == (len("<think>\n\n</think>\n\n"), plain)
 
 
+def test_a_conversation_that_is_too_long_is_counted(client: Client) -> None:
+    """Clients count to find out whether it fits."""
+    long = user("word " * 5000)
+    assert ask(client, long).status == 400
+    assert ask(client, long, path=COUNT).json["input_tokens"] > client.llm.cache.longest
+
+
+def test_nothing_to_answer(client: Client) -> None:
+    for messages in ([], [{"role": "user", "content": []}]):
+        reply = ask(client, *messages, system="Be brief.")
+        assert (reply.status, "messages has no turn" in reply.json["error"]["message"]) == (400, True)
+
+
 def test_diagnostics(client: Client) -> None:
     def turn(*messages: dict, previous: str | None, **fields: Any) -> dict:
         fields |= {"diagnostics": {"previous_message_id": previous}, "cache_salt": "diagnostics"}

@@ -1,6 +1,7 @@
 """OpenAI's Responses API: answers and events, from a model that writes given texts."""
 
 import json
+import threading
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.scripted import (
     serving,
 )
 
+from kvarn.server.call import COMMENT, Answer
 from kvarn.server.protocols.responses.fields import FIELDS
 
 MESSAGE_EVENTS = ("output_item.added", "content_part.added", "output_text.delta")
@@ -300,6 +302,32 @@ def test_hostile_values_are_answered_or_refused_in_one_line(client: Client) -> N
         if reply.status != 200:
             assert len(reply.error) < 300, fields
             assert "\n" not in reply.error
+
+
+def test_a_stream_that_is_silent_for_long_gets_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt is computed: proxies and clients would give up. The events are the same."""
+    llm = scripted_llm(scripted_model(tmp_path / "tiny.gguf", HERMES, HERMES_CONTROL), TEXTS)
+    works, send, seen, steps = llm.program.run, Answer._frame, threading.Event(), count()
+
+    def run(*arguments: Any) -> Any:
+        assert next(steps) == 0 or seen.wait(60)  # a request is accepted with its first step
+        return works(*arguments)
+
+    async def frame(self: Answer, to: Any, frame: bytes) -> None:
+        if frame == COMMENT:
+            seen.set()
+        await send(self, to, frame)
+
+    with serving(llm) as client:
+        fields = {"input": "play text", "temperature": 0, "stream": True}
+        plain = events_of(client.ask(PATH, **fields))[-1]["response"]["output"][0]["content"]
+        monkeypatch.setattr("kvarn.server.call.SILENCE", 0.01)
+        monkeypatch.setattr(Answer, "_frame", frame)
+        llm.program.run = run
+        reply = client.ask(PATH, **fields)
+        assert COMMENT in reply.body
+        events = events_of(reply._replace(body=reply.body.replace(COMMENT, b"")))
+        assert events[-1]["response"]["output"][0]["content"] == plain
 
 
 def test_a_stream_that_fails_ends_with_the_failure(tmp_path: Path) -> None:

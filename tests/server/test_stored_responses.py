@@ -209,3 +209,19 @@ def test_the_store_is_bounded_and_drops_what_was_not_used() -> None:
     by_bytes.add("large", stored(b"a", 1000))
     assert by_bytes.get("large", b"a") is None
     assert by_bytes.get("a", b"a") is not None
+
+
+def test_no_key_pushes_out_all_responses_of_another() -> None:
+    size = stored(b"a", 100).size
+    for store in (Responses(most_bytes=8 * size, most=100), Responses(most=8)):
+        store.add("old", stored(b"alice", 100))
+        for i in range(100):
+            store.add(f"flood {i}", stored(b"bob", 100))
+            store.check()
+        assert store.get("old", b"alice") is not None
+        assert [i for i in range(100) if store.get(f"flood {i}", b"bob")] == list(range(93, 100))
+    few = Responses(most=8)
+    few.add("one that is large", stored(b"alice", 10_000))
+    for i in range(100):
+        few.add(str(i), stored(b"bob", 1))
+    assert few.get("one that is large", b"alice") is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_gguf
+from support.scripted import scripted_llm, scripted_model, serving
 from support.serving import MAIN, Served, read_summary, serve, tiny_model
 from support.threads import together, until
 
@@ -141,3 +142,9 @@ Prompts.plain = lambda self, prompt, call: time.sleep(10000)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 1
         assert "the server did not stop 0.5 s after its drain time: it ends now" in process.stderr.read()
+
+
+def test_a_model_without_a_chat_template_names_what_to_use(tmp_path: Path) -> None:
+    with serving(scripted_llm(scripted_model(tmp_path / "tiny.gguf", ""), {})) as client:
+        reply = client.ask(messages=[{"role": "user", "content": "hi"}])
+    assert (reply.status, "use /v1/completions" in reply.json["error"]["message"]) == (400, True)

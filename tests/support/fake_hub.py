@@ -5,12 +5,13 @@ The real library talks to it: set HF_ENDPOINT to `url`. Files are large-file one
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import urlsplit
 
+PIECE = 1 << 16
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -20,6 +21,9 @@ class FakeHub:
         self.licence = licence
         self.lies: dict[str, str] = {}  # file: the SHA-256 that the hub claims
         self.cut: dict[str, int] = {}  # file: the first download of it ends after so many bytes
+        self.ranges = "rest"  # what a range gets: the `rest` of the file, `exact`ly it, or the `whole` file
+        self.sent = 0  # bytes of files
+        self.logins: list[str | None] = []  # the Authorization of requests for files
         self.asked: list[str] = []  # method, path, and the range if there is one
         self.url = ""
 
@@ -85,21 +89,31 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self.refuse("EntryNotFound")
             return
-        asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0]
-        start = int(asked)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.hub.logins.append(self.headers.get("Authorization"))
+        first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        start = 0 if self.hub.ranges == "whole" else int(first)
+        end = min(int(last) + 1, len(content)) if self.hub.ranges == "exact" and last else len(content)
+        partial = start > 0 or (self.hub.ranges == "exact" and "Range" in self.headers and bool(content))
+        self.send_response(206 if partial else 200)
+        self.send_header("Content-Length", str(end - start))
+        if partial:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("X-Linked-Size", str(len(content)))
         self.send_header("ETag", f'"{self.hub.digest(file, content)}"')
         self.end_headers()
         if self.command == "GET":
             stop = self.hub.cut.pop(file, None)
-            self.wfile.write(content[start:stop])
+            self.send(content[start : end if stop is None else stop])
             if stop is not None:
                 self.close_connection = True
+
+    def send(self, content: bytes) -> None:
+        """In pieces, and as long as the client reads."""
+        with suppress(ConnectionError):
+            for at in range(0, len(content), PIECE):
+                self.wfile.write(content[at : at + PIECE])
+                self.hub.sent += len(content[at : at + PIECE])
 
     def refuse(self, code: str) -> None:
         self.send_response(404)

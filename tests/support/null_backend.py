@@ -23,6 +23,9 @@ class NullMemory:
         self.counters = Counters()
         self.steps: list[Step] = []
 
+    def apply(self, step: Step) -> None:
+        self.steps.append(step)
+
     def read_block(self, group: int, block: int) -> bytes:
         return b""
 

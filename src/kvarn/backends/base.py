@@ -43,6 +43,9 @@ class Memory(Protocol):
     @property
     def counters(self) -> Counters: ...
 
+    def apply(self, step: Step) -> Any:
+        """Run the step's moves, then its edits of the tables. A program does this for the steps that it runs."""
+
     def read_block(self, group: int, block: int) -> bytes:
         """One block of every layer of the group, in a form that does not depend on the layout: for each layer K, V,
         K scales, V scales, each [slot, KV head, unit]. Repeated heads are included once."""

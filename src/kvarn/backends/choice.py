@@ -74,6 +74,20 @@ def choose(refusal: str | None, fit: Fit) -> Choice:
     return Choice("cuda", f"{fit.device} is there" + (" and holds the weights" if fit.weight_bytes else ""))
 
 
+def device_for(backend: str, config: CacheConfig, checkpoint: Checkpoint) -> "Device | None":
+    """The device that `backend` (a name, or `auto`) would run this model on; None: the host. Nothing is opened. If cuda
+    was asked for by name, it raises if there is none, and does not ask whether the weights fit."""
+    if backend == "cuda":
+        from kvarn.backends.cuda.probe import usable_device
+
+        return usable_device()
+    found = _probe() if backend == AUTO else None
+    if found is None or found.obstacle or found.device is None:
+        return None
+    fit = _fit(found.device.name, found.device.free_bytes, config, checkpoint)
+    return found.device if choose(_refusal(config), fit).name == "cuda" else None
+
+
 class Opening:
     """A backend by name, or an open one. It is opened here if the model makes no difference."""
 

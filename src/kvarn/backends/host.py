@@ -10,7 +10,6 @@ A kernel takes a Store, a Table, a LayerSpec and a scale. These arguments are fi
 more gets its own kernel, chosen by name. It does not add a flag. Kernels never write to tables.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -247,11 +246,3 @@ class HostLogits:
 
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:
         return self._rows if wanted is None else self._rows[list(wanted)]
-
-
-def memory_bytes() -> int | None:
-    """Physical memory. It must be checked: an allocation can be larger, because pages are backed at the first write."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # the system does not report it
-        return None

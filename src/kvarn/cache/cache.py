@@ -159,6 +159,28 @@ class KVCache:
             for placement in self.placements:
                 placement.commit(seq, ids)
 
+    def restored(self, seq: int, tokens: Sequence[int], holes: Sequence[range]) -> None:
+        """Advance and commit, for cells that were written from outside. holes[g] are positions of group g that have no
+        cells, because no later query sees them: no other sequence reuses them, and no rewind shows them."""
+        with self._lock:
+            pairs = list(zip(self.placements, holes, strict=True))
+            hollow = [placement.overlapping(seq, hole) if hole else [] for placement, hole in pairs]
+            self.advance(seq, len(tokens))
+            self.commit(seq, tokens)
+            for (placement, hole), blocks in zip(pairs, hollow, strict=True):
+                placement.discard(blocks)
+                placement.residency(seq).hole = hole
+
+    def abandon(self, seq: int) -> None:
+        """Free a sequence that was not restored completely. Nothing of it can be reused. No error if it is not open."""
+        with self._lock:
+            if seq in self._entries:
+                held = [[block for block, _ in placement.blocks(seq)] for placement in self.placements]
+                self.rewind(seq, 0)  # before `free`, which would keep an unfilled block
+                self.free(seq)
+                for placement, blocks in zip(self.placements, held, strict=True):
+                    placement.discard(blocks)
+
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that is intact in every group. The result is that length."""
         _check_whole(length)
@@ -212,6 +234,16 @@ class KVCache:
     def length(self, seq: int) -> int:
         """Tokens committed."""
         return self._entry(seq).residencies[0].committed
+
+    def lacks(self, length: int) -> int:
+        """How many blocks a new sequence of this length would lack now."""
+        with self._lock:
+            return sum(placement.lacks(length) for placement in self.placements)
+
+    @property
+    def n_rows_free(self) -> int:
+        """Sequences that can be opened now."""
+        return len(self._free_rows)
 
     @property
     def longest(self) -> int:
@@ -281,7 +313,7 @@ class KVCache:
                 for group, placement in pairs
             ]
 
-    def snapshot(self) -> tuple[Usage, list[GroupMap]]:
+    def picture(self) -> tuple[Usage, list[GroupMap]]:
         """`usage` and `map` of the same moment."""
         with self._lock:
             return self.usage(), self.map()

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
-from kvarn.cache.residency import Residency
+from kvarn.cache.residency import NO_HOLE, Residency
 from kvarn.cache.spec import LayerSpec, ceil_div
 from kvarn.cache.step import Copy
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, PastCapacity, SequenceExists, UnknownSequence
@@ -209,6 +209,8 @@ class Placement(ABC, Generic[R]):
         r = self.residency(seq)
         if not 0 <= length <= r.committed:
             raise BadStep(f"sequence {seq} has {r.committed} tokens and cannot rewind to {length}")
+        if self.sees(r.hole, length):
+            length = r.hole.start
         pinned, end = self.config.pinned_blocks, ceil_div(length, self.block_size)
         needed = max(self.spec.floor(length) // self.block_size, pinned)
         if needed >= end or needed >= self._intact_from(r, end):
@@ -220,6 +222,7 @@ class Placement(ABC, Generic[R]):
         length = self.intact(seq, length)
         r = self.sequences[seq]
         self._rewound(r, length)
+        r.hole = r.hole if length > r.hole.start else NO_HOLE
         r.committed = r.length = r.reserved = length
         r.writable = 0
         return length
@@ -238,7 +241,24 @@ class Placement(ABC, Generic[R]):
         if not self.can_fork(parent):
             return False
         self.sequences[child] = self._forked(source)
+        self.sequences[child].hole = source.hole
         return True
+
+    @abstractmethod
+    def lacks(self, length: int) -> int:
+        """How many blocks a new sequence of this length would lack now."""
+
+    def overlapping(self, seq: int, hole: range) -> list[int]:
+        """The blocks of a sequence that have a position of the hole."""
+        return [
+            block for block, first in self.blocks(seq) if first < hole.stop and first + self.block_size > hole.start
+        ]
+
+    def whole(self, length: int, hole: range) -> bool:
+        """Whether all blocks that a query at `length` sees are without a position of the hole."""
+        size, floor = self.block_size, max(self.spec.floor(length), 0)
+        pinned = self.config.pinned_blocks * size if floor else 0
+        return not hole or (min(pinned, length) <= hole.start and floor // size * size >= hole.stop)
 
     @property
     def pending_copies(self) -> tuple[Copy, ...]:
@@ -280,6 +300,12 @@ class Placement(ABC, Generic[R]):
             return self.sequences[seq]
         except KeyError:
             raise UnknownSequence(f"sequence {seq} is not open (never opened, or freed)") from None
+
+    def sees(self, hole: range, length: int) -> bool:
+        """Whether a query at `length` sees a position of the hole."""
+        if not hole or length <= hole.start:
+            return False
+        return bool(self.spec.floor(length) < hole.stop or self.spec.pinned > hole.start)
 
     def _ready(self, r: R, length: int) -> bool:
         """Whether `length` can be reserved without calling the member: the common case of a decode step."""

@@ -1,8 +1,10 @@
 """The blocks and the lengths of one sequence in one group of layers."""
 
+NO_HOLE = range(0)
+
 
 class Residency:
-    __slots__ = ("blocks", "changed", "committed", "end", "firsts", "length", "reserved", "writable")
+    __slots__ = ("blocks", "changed", "committed", "end", "firsts", "hole", "length", "reserved", "writable")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []  # physical blocks, in ascending position
@@ -12,6 +14,7 @@ class Residency:
         self.length = 0  # tokens that are written, or will be by a launched step
         self.reserved = 0  # tokens after the next step
         self.writable = 0  # positions below this can be reserved without calling the placement's hooks
+        self.hole = NO_HOLE  # positions whose cells were never written: those of a restored text outside of its window
         self.changed = 0  # the table on the device does not have the entries from here on
 
     def index(self, logical: int) -> int:

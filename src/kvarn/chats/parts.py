@@ -5,7 +5,7 @@ texts, which are characters that nobody uses. Without the marks the text must be
 template looks into the texts, and nothing is known. It costs a rendering, so it is done only when somebody asks.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -68,6 +68,10 @@ class Parts:
         begin = character if exact else self._marks[place - 1].at if place else 0
         after = next((mark.at for mark in self._marks[place:] if mark.at > character), len(self.text))
         return begin, after
+
+    def inside(self, character: int) -> bool:
+        """Whether it is in a text that has marks, and not in what the template writes around it."""
+        return bool(bisect_right(self._marks, character, key=lambda mark: mark.at) % 2)
 
     def _goes_on(self, part: int) -> bool:
         return part == TOOLS or bool(self._messages[part].get("tool_calls"))

@@ -21,10 +21,14 @@ COMMANDS = {
     "run": "continue a prompt and print the text as it is computed",
     "chat": "hold a conversation in the terminal",
     "serve": "serve a model over HTTP with OpenAI's API",
+    "snapshot make": "compute a text once and keep its cells in a file",
+    "snapshot inspect": "show what a snapshot holds, and whether it is whole",
+    "snapshot verify": "compute tokens of a snapshot again and compare the bits",
     "explain": "show what a request to the server reused from the cache, and why not more",
     "bench": "measure speed, also in comparison with another engine",
     "bench serve": "send load to a server and measure its speed",
     "perplexity": "measure how well a model predicts a text",
+    "plan": "say what a model needs and how fast it is, before it is loaded",
     "inspect": "show a model's shape, tensors and cache sizes (also: show)",
     "pull": "download a model",
     "list": "list the models on this machine, or all names that kvarn knows (also: ls)",
@@ -34,7 +38,11 @@ COMMANDS = {
     "help": "show this text, or the help of a command",
 }
 # Where the module has another name than the command: a module named `list` would hide Python's own here.
-MODULES = {"bench serve": "bench_serve", "list": "listing"}
+MODULES = {
+    "bench serve": "bench_serve",
+    "list": "listing",
+    **{f"snapshot {verb}": f"snapshot_{verb}" for verb in ("make", "inspect", "verify")},
+}
 HANDLE_INTERRUPTS = {"chat", "serve", "bench serve"}  # they go on after a Ctrl-C, at least for a while
 ALIASES = {"ls": "list", "show": "inspect"}
 DESCRIPTION = """\
@@ -107,6 +115,8 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
         return command, ["--help"]
     if " ".join(arguments[:2]) in COMMANDS:
         return " ".join(arguments[:2]), arguments[2:]
+    if verbs := [name for name in COMMANDS if name.startswith(f"{first} ") and first not in COMMANDS]:
+        raise UsageError(f"kvarn {first} needs one more word: {', '.join(verbs)}")
     if first not in COMMANDS:
         raise UsageError(f"there is no command {first!r}{did_you_mean(first, COMMANDS)} (kvarn --help lists them)")
     return first, arguments[1:]
@@ -139,7 +149,8 @@ def _module(command: str) -> Any:
 
 
 def help_text() -> str:
-    listed = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}} {text}" for name, text in COMMANDS.items())
     usage = "usage: kvarn COMMAND [OPTIONS]; kvarn --version"
     return f"{usage}\n\n{wrapped(DESCRIPTION)}\n\ncommands:\n{listed}\n\n{EPILOG}"
 

@@ -6,7 +6,10 @@ A limit is named with the option that raises it. Non-goals: JSON (run.py); why n
 (engine/explain.py).
 """
 
-from kvarn.engine.explain import explain
+from typing import Any
+
+from kvarn.engine.because import restored
+from kvarn.engine.explain import explain, source_to_json
 from kvarn.jobs.job import Job
 from kvarn.llm import LLM
 
@@ -18,7 +21,14 @@ def summary(job: Job) -> str:
     output = job.output()
     n = len(output.tokens)
     tokens = "token" if output.prompt_tokens + n == 1 else "tokens"
-    return f"{output.prompt_tokens:,} + {n:,} {tokens}, {output.cached_tokens:,} reused{speed(job)}"
+    came = restored(snapshot_facts(job))
+    return f"{output.prompt_tokens:,} + {n:,} {tokens}, {output.cached_tokens:,} reused{came}{speed(job)}"
+
+
+def snapshot_facts(job: Job) -> dict[str, Any]:
+    """What came from a snapshot, as explanations have it; empty if nothing did."""
+    source = job.request.source
+    return {} if source is None else {"snapshot": source_to_json(source)}
 
 
 def speed(job: Job) -> str:
@@ -34,7 +44,7 @@ def ending(llm: LLM, job: Job) -> str:
     """Why the answer ended. WHOLE: the model ended it."""
     completion, params = job.output().completions[0], job.request.params
     if completion.limit == "max_tokens":
-        return f"stopped by -n {params.max_tokens}"
+        return f"stopped by -n {(params.max_tokens or 0) - job.request.n_begun}"
     if completion.limit == "context":
         return _full(llm)
     if completion.finish_reason == "stop":

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from kvarn.bench.http import parse_address, request_json
 from kvarn.cli.manual import add_json_flag, add_server_flags, describe
 from kvarn.cli.table import print_json
-from kvarn.engine.because import because, cancelled_at, remedy
+from kvarn.engine.because import because, cancelled_at, remedy, restored
 from kvarn.errors import KvarnError, printable
 from kvarn.words import counted
 
@@ -65,7 +65,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("prompt", counted(prompt, "token"))]
     if ended:
         rows += [
-            ("reused", f"{counted(reused, 'token')} ({100 * reused / prompt:.0f} %)"),
+            ("reused", f"{counted(reused, 'token')} ({100 * reused / prompt:.0f} %){restored(found)}"),
             ("computed", f"{counted(computed, 'token')} in {found['recompute_ms']:.1f} ms"),
             ("because", because(found) or ""),
             *_difference_rows(ended),

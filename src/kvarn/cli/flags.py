@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from kvarn.backends import AUTO, BACKENDS
 from kvarn.cache.codec import CODECS, cache_types
@@ -148,6 +149,11 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--grammar-file", type=file_text, metavar="FILE", help=file)
 
 
+def add_snapshot_flag(parser: Flags) -> None:
+    begin = "begin with the text of a snapshot (kvarn snapshot make), which need not be computed then"
+    parser.add_argument("--snapshot", metavar="FILE", help=begin)
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     trust = "recognize control tokens in the text of messages (default: they are plain text)"
     parser.add_argument("--trust-messages", action="store_true", help=trust)
@@ -220,24 +226,23 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def load(args: argparse.Namespace, trust_messages: bool = False, **engine: int) -> LLM:
-    """The model that the flags describe. A terminal shows the progress of loading."""
+def cache_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a cache, by their names in `LLM`."""
     at_least(1, max_batch_tokens=args.max_batch_tokens, max_seqs=args.max_seqs)
     at_least(0, context=args.context, pinned=args.pinned)
     at_least(1, window=args.window)
+    names = ("cache", "cache_type", "cache_layout", "cache_bytes", "block_size", "window", "pinned", "context")
+    given = {name: getattr(args, name) for name in (*names, "max_seqs", "max_batch_tokens")}
+    return given | {"cache_type": cache_type_of(args)}
+
+
+def load(args: argparse.Namespace, trust_messages: bool = False, **engine: Any) -> LLM:
+    """The model that the flags describe. A terminal shows the progress of loading."""
+    settings = cache_settings(args)
     with ProgressLine() as line:
         return LLM(
             args.model,
-            cache=args.cache,
-            cache_type=cache_type_of(args),
-            cache_layout=args.cache_layout,
-            cache_bytes=args.cache_bytes,
-            block_size=args.block_size,
-            window=args.window,
-            pinned=args.pinned,
-            context=args.context,
-            max_seqs=args.max_seqs,
-            max_batch_tokens=args.max_batch_tokens,
+            **settings,
             threads=args.threads,
             backend=args.backend,
             trust_messages=trust_messages,

@@ -59,7 +59,7 @@ def collect(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, objec
     flags.at_least(0, context=args.context)
     flags.at_least(1, window=args.window)
     context = context_of(config, args.context)
-    tensors = [tensor_row(checkpoint, info) for info in checkpoint.infos]
+    tensors = [tensor_row(info) for info in checkpoint.infos]
     return {
         "name": config.name,
         "architecture": config.architecture,
@@ -129,9 +129,9 @@ def dialect_facts(checkpoint: Checkpoint) -> dict[str, object]:
     return {"dialect": facts}
 
 
-def tensor_row(checkpoint: Checkpoint, info: TensorInfo) -> dict[str, object]:
+def tensor_row(info: TensorInfo) -> dict[str, object]:
     """What is stored, and what it becomes in memory."""
-    packed = packed_size(checkpoint, info.name)
+    packed = packed_size(info)
     stored = {"name": info.name, "shape": list(info.shape), "type": info.type, "bytes": info.nbytes}
     return {**stored, "packed": packed.kind, "packed_bytes": packed.nbytes}
 

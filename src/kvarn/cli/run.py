@@ -12,19 +12,21 @@ from functools import partial
 
 from kvarn.chats.answer import content_of
 from kvarn.cli import flags, prefill, trace
-from kvarn.cli.ending import ending, summary
+from kvarn.cli.ending import ending, snapshot_facts, summary
 from kvarn.cli.interrupt import Interrupted
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import UsageError
-from kvarn.cli.prompt import RULE, add_prompt_flags, as_prompt, choose_model_and_prompt, read_prompt
+from kvarn.cli.prompt import RULE, add_prompt_flags, as_prompt, choose_model_and_prompt, is_fed, read_prompt
 from kvarn.cli.safe_text import safe
 from kvarn.cli.table import print_json
 from kvarn.cli.thinking import Thinking, dim
 from kvarn.dialect import Reasoning
-from kvarn.engine.params import SamplingParams
+from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import printable
 from kvarn.llm import LLM, Job
+from kvarn.loading.paths import user_path
 
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DEFAULT_LIMIT = 128  # tokens of a continued text; an answer in a conversation has no limit
 
 
@@ -47,6 +49,9 @@ cat notes.txt | kvarn run "Summarize this text." --system "Be brief.\"""",
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message; implies --chat")
     flags.add_chat_flags(parser)
+    flags.add_snapshot_flag(parser)
+    keep = "keep the text and its answer as a snapshot; run --snapshot FILE without a prompt goes on with it"
+    parser.add_argument("--save-snapshot", metavar="FILE", help=keep)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the answer")
     parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations, for Perfetto")
     add_json_flag(parser)
@@ -63,7 +68,7 @@ def settle(args: argparse.Namespace) -> None:
     choose_model_and_prompt(args)
     args.chat = args.chat or args.system is not None
     if given and opens_chat(args):
-        args.command, args.plain, args.no_history, args.chat = "chat", False, False, True
+        args.command, args.plain, args.no_history, args.chat, args.session = "chat", False, False, True, None
     if args.max_tokens is None:
         args.max_tokens = -1 if args.chat else DEFAULT_LIMIT
 
@@ -71,6 +76,7 @@ def settle(args: argparse.Namespace) -> None:
 def opens_chat(args: argparse.Namespace) -> bool:
     """Whether there is no prompt, nor an option that needs one, and a person is at the terminal."""
     needs_prompt = args.json or args.echo or args.trace is not None or args.logprobs is not None
+    needs_prompt = needs_prompt or args.snapshot is not None or args.save_snapshot is not None
     asked = args.prompt is not None or args.file is not None
     return not asked and not needs_prompt and sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -83,18 +89,21 @@ def run(args: argparse.Namespace) -> None:
     if args.guessed and sys.stderr.isatty():
         note = f"continuing {printable(args.guessed, 40)!r} with {args.model} (as an option: {as_prompt(args.guessed)})"
         print(note if os.environ.get("TERM", "dumb") == "dumb" else dim(note), file=sys.stderr)
-    prompt, params = read_prompt(args), flags.sampling_params(args)
+    goes_on = args.snapshot is not None and args.prompt is None and args.file is None and not is_fed()
+    prompt, params = "" if goes_on else read_prompt(args), flags.sampling_params(args)
     began = time.perf_counter()
     llm = flags.load(args, args.trust_messages)
     load_seconds = time.perf_counter() - began
     if args.trace:
         llm.program.trace(True)
         trace.save(args.trace, [])  # fails before the model runs if the file cannot be written
-    job = start(llm, args, prompt, params)
+    job = go_on(llm, args) if goes_on else start(llm, args, prompt, params)
     echoed = prompt if args.echo else ""
     complete = answer(llm, job, not args.json, echoed)
     if args.trace:
         trace.save(args.trace, llm.program.timings())
+    if args.save_snapshot is not None:
+        llm.save_snapshot(args.save_snapshot, job.output())
     if args.json:
         print_json(report(llm, job, load_seconds, echoed))
     else:
@@ -103,7 +112,19 @@ def run(args: argparse.Namespace) -> None:
         raise Interrupted
 
 
+def go_on(llm: LLM, args: argparse.Namespace) -> Job:
+    """The answer in the snapshot, with its own settings except those that were given."""
+    given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    return llm.snapshots.continued(user_path(args.snapshot), {**given, "max_tokens": limit(args)})
+
+
+def limit(args: argparse.Namespace) -> int:
+    return UNBOUNDED if args.max_tokens == -1 else int(args.max_tokens)
+
+
 def start(llm: LLM, args: argparse.Namespace, prompt: str, params: SamplingParams) -> Job:
+    if args.snapshot is not None:
+        llm.load_snapshot(args.snapshot)
     if not args.chat:
         return llm.start(prompt, params)
     system = [{"role": "system", "content": args.system}] if args.system else []
@@ -152,6 +173,7 @@ def report(llm: LLM, job: Job, load_seconds: float, echoed: str = "") -> dict[st
         "tokens": output.tokens,
         "prompt_tokens": output.prompt_tokens,
         "cached_tokens": output.cached_tokens,
+        **snapshot_facts(job),
         "finish_reason": output.finish_reason,
         "limit": completion.limit,
         **({"logprobs": logprobs} if logprobs else {}),

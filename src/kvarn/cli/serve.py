@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvarn.cli import flags
@@ -11,19 +12,25 @@ from kvarn.cli.interrupt import end_line
 from kvarn.cli.manual import describe
 from kvarn.cli.table import backend_words, human_bytes
 from kvarn.errors import KvarnError, printable
+from kvarn.forecast.memory import resident_bytes
+from kvarn.lasting.collection import Collection
 from kvarn.llm import LLM
+from kvarn.loading.paths import user_path
 from kvarn.server.access import Access
 from kvarn.server.app import READER_SECONDS, Service
 from kvarn.server.connection_limits import HEAD_SECONDS, limits_for, raise_file_limit
 from kvarn.server.log_lines import Log, LogHandler
 from kvarn.server.metrics import Metrics
 from kvarn.server.origin import Sites
+from kvarn.server.planning import Planning
 from kvarn.server.request_log import RequestLog
 from kvarn.server.serving import address_of, listen, serve
 from kvarn.server.worker import Worker
+from kvarn.snapshots import Restored
 from kvarn.words import counted
 
 KEYS = "KVARN_API_KEY"
+SNAPSHOT_BYTES = 10 << 30
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +65,7 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     ):
         help = f"{what} (default: %(default)s)"
         parser.add_argument(*name.split(), type=kind, metavar="N", default=default, help=help)
+    add_snapshot_flags(parser.add_argument_group("snapshots"))
     add_connection_flags(parser.add_argument_group("connections"))
     add_log_flags(parser.add_argument_group("log"))
     parser.add_argument(
@@ -82,6 +90,22 @@ def add_access_flags(group: flags.Flags) -> None:
     group.add_argument("--allowed-host", action="append", metavar="NAME", default=[], help=name)
     origin = "let web pages of this origin (https://NAME) use the server; * allows all; repeatable"
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", default=[], help=origin)
+
+
+def add_snapshot_flags(group: flags.Flags) -> None:
+    group.add_argument(
+        "--snapshot", action="append", metavar="FILE", default=[], help="restore this snapshot at the start; repeatable"
+    )
+    folder = "let clients keep snapshots in this folder (POST /kvarn/snapshots); SIZE limits it (default: 10G)"
+    group.add_argument("--snapshot-dir", type=parse_folder, metavar="DIR[:SIZE]", help=folder)
+
+
+def parse_folder(text: str) -> tuple[Path, int]:
+    """A folder and the most bytes in it."""
+    name, colon, size = text.rpartition(":")
+    if not colon or not name:
+        return user_path(text), SNAPSHOT_BYTES
+    return user_path(name), flags.parse_bytes(size)
 
 
 def add_connection_flags(group: flags.Flags) -> None:
@@ -118,12 +142,15 @@ def run(args: argparse.Namespace) -> None:
 def serve_model(args: argparse.Namespace, log: Log) -> None:
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
     access = Access(keys, args.share_prefixes, args.quote_texts)
+    kept = None if args.snapshot_dir is None else Collection(*args.snapshot_dir)
     limits = limits_for(raise_file_limit(), args.max_connections, args.max_connections_per_address, args.head_seconds)
+    process = resident_bytes()  # before there is a model
     with listen(args.host, args.port, args.reader_seconds) as listening:
         sites = Sites((args.host, listening.getsockname()[0]), args.allowed_host, args.cors_origin, bool(keys))
         llm = flags.load(
             args, args.trust_messages, max_waiting=args.max_waiting, chunk_while_decoding=args.chunk_while_decoding
         )
+        restored = [llm.snapshots.load(user_path(each), access.salts) for each in args.snapshot]
         name = args.alias or Path(args.model).name or args.model
         metrics = Metrics(llm.engine, name, args.metrics_prefix)
         requests = RequestLog(None if args.log_format == "none" else log, args.log_texts, args.log_polls)
@@ -137,10 +164,12 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             sites=sites,
             log=requests,
             strict_model=args.strict_model,
+            planning=Planning(llm, process),
+            kept=kept,
         )
 
         def started() -> None:
-            rows = summary(llm, name, address_of(listening), len(keys))
+            rows = summary(llm, name, address_of(listening), len(keys), restored)
             if args.log_format == "json":
                 log.say("started", f"serving {name} at {rows['address']}", **rows)
             else:
@@ -175,16 +204,18 @@ def check(args: argparse.Namespace) -> None:
         raise KvarnError(f"{would} and prompts would never start: raise -b above -np")
 
 
-def summary(llm: LLM, name: str, address: str, n_keys: int) -> dict[str, str]:
+def summary(llm: LLM, name: str, address: str, n_keys: int, restored: Sequence[Restored] = ()) -> dict[str, str]:
     plan, config = llm.cache.plan, llm.cache.plan.groups[0].config
     whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all
     held = min(each.n_blocks * each.block_size for each in whole)
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
+    warm = "; ".join(f"{counted(len(r.tokens), 'token')} of {r.name} in {r.seconds:.2f} s" for r in restored)
     return {
         "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "backend": backend_words(llm.opened.facts),
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {counted(held, 'token')}",
+        **({"restored": warm} if warm else {}),
         "serving": f"{counted(plan.max_seqs, 'sequence')} at once, {counted(config.context, 'token')} each at most",
         "keys": counted(n_keys, "API key") if n_keys else "none: anybody who reaches this address may ask",
         "address": f"{address}/v1",

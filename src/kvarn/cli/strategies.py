@@ -15,7 +15,7 @@ from kvarn.arrays import Floats
 from kvarn.backends import check_memory
 from kvarn.backends.base import Backend
 from kvarn.backends.choice import Opening
-from kvarn.backends.host import memory_bytes
+from kvarn.backends.host_memory import memory_bytes
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
 from kvarn.cache.layouts import LAYOUTS

@@ -17,7 +17,7 @@ CONTINUE = "continue the stored response (previous_response_id of /v1/responses)
 LOOKS_LIKE = {
     Kind.CLOCK: "a time of day",
     Kind.DATE: "a date",
-    Kind.COUNTER: "a counter",
+    Kind.COUNTER: "a number",
     Kind.HASH: "a hash or a random id",
     Kind.CLIENT_STAMP: "a stamp that Claude Code writes into each request",
 }
@@ -38,11 +38,13 @@ def remedy(ended: Facts) -> str | None:
     if reason == Cause.CHANGING_LINE:
         if kind == Kind.CLIENT_STAMP:
             return "set CLAUDE_CODE_ATTRIBUTION_HEADER=0 where Claude Code runs"
+        if ended["part"]["name"] == "template":
+            return "give the chat template a fixed value in chat_template_kwargs, if it takes one"
         return "leave the line out, or move it to the end of the conversation"
     if reason == Cause.REWRITTEN and kind == Kind.NOT_SENT_BACK:
         return "send the reasoning back with its turn (reasoning_content, thinking blocks)"
     return {
-        Cause.SAME_TEXT: CONTINUE,
+        Cause.SAME_TEXT: f"{CONTINUE}; or send the token ids (return_token_ids, prompts of ids)",
         Cause.REWRITTEN: CONTINUE,
         Cause.SYSTEM: "keep the system message as it is, and put what changes into the last message",
         Cause.TOOLS: "send the same tools in the same order with each request",
@@ -55,7 +57,7 @@ def summary(found: Facts) -> str:
     if ended is None:
         return f"{'cancelled' if found['cancelled'] else 'ended'} while queued: nothing was looked up or computed"
     prompt, reused, computed = (found[f"{name}_tokens"] for name in ("prompt", "reused", "recomputed"))
-    text = f"reused {reused} of {counted(prompt, 'prompt token')}, computed {computed} in "
+    text = f"reused {reused} of {counted(prompt, 'prompt token')}{restored(found)}, computed {computed} in "
     text += f"{found['recompute_ms']:.0f} ms: {because(found)}{_quoted_difference(ended)}"
     if found["preemptions"]:
         again = found["recomputed_after_preemption"]
@@ -64,6 +66,14 @@ def summary(found: Facts) -> str:
     if found["cancelled"]:
         text += f"; cancelled {cancelled_at(found)}"
     return text
+
+
+def restored(found: Facts) -> str:
+    """What came from a snapshot: ` (14,900 from snapshot x.kvs, read in 0.11 s)`."""
+    if "snapshot" not in found:
+        return ""
+    source = found["snapshot"]
+    return f" ({source['tokens']:,} from snapshot {source['name']}, read in {source['read_ms'] / 1000:.2f} s)"
 
 
 def cancelled_at(found: Facts) -> str:
@@ -124,7 +134,7 @@ def _rewritten(found: Facts, ended: Facts) -> str:
 
 def _changing_line(found: Facts, ended: Facts) -> str:
     looks = LOOKS_LIKE.get(ended["kind"], ended["kind"])
-    return f"a line of {place(ended['part'])} changes every time, at token {ended['at']}: it has {looks}"
+    return f"a line of {place(ended['part'])} changes between requests, at token {ended['at']}: it has {looks}"
 
 
 _Sentence = Callable[[Facts, Facts], str]

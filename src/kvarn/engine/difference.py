@@ -56,8 +56,8 @@ class Difference:
 def same_text(
     ours: Sequence[tuple[int, bytes]], theirs: Sequence[tuple[int, bytes]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Our tokens and theirs that spell the same text, if both go on with the same text after it, as far as it is
-    known. Each token comes with its bytes."""
+    """Our tokens and theirs that spell the same text, up to where both have a boundary, if both go on with the same
+    text after it, as far as it is known. Each token comes with its bytes."""
     ours, theirs = [each for each in ours if each[1]], [each for each in theirs if each[1]]
     text, other = (b"".join(raw for _, raw in tokens) for tokens in (ours, theirs))
     n = m = ahead = 0  # tokens taken; bytes that ours are ahead
@@ -71,10 +71,8 @@ def same_text(
         else:
             break
     length = sum(len(raw) for _, raw in theirs[:m])
-    if not m or ahead < 0 or text[:length] != other[:length]:
+    if not m or ahead or text[:length] != other[:length]:  # `wor` is no other writing of `world`
         return None
-    if ahead and m < len(theirs):  # not all of theirs is in ours
-        return None
-    if not ahead and n < len(ours) and m < len(theirs) and ours[n][0] != theirs[m][0]:
+    if n < len(ours) and m < len(theirs) and ours[n][0] != theirs[m][0]:
         return None
     return tuple(id for id, _ in ours[:n]), tuple(id for id, _ in theirs[:m])

@@ -31,7 +31,7 @@ def runs_ahead(params: SamplingParams) -> bool:
     return host_only(params) is None and not penalties
 
 
-def make_drafter(params: SamplingParams, seed: int) -> Drafter:
+def make_drafter(params: SamplingParams, seed: int, first: int = 0) -> Drafter:
     """What `make_sampler` does, as numbers for a device."""
     repetition = value(params.repetition_penalty)
     penalties = bool(params.presence_penalty or params.frequency_penalty)
@@ -61,7 +61,7 @@ def make_drafter(params: SamplingParams, seed: int) -> Drafter:
 
     def draft(row: int, history: History, k: int, ahead: int = 0) -> Draw:
         changed = edits(history) if bias or repetition != 1 or penalties else None
-        place = uniform(seed, k, history.n_output + ahead) if drawn else 0.0
+        place = uniform(seed, first + k, history.n_output + ahead) if drawn else 0.0
         return plain._replace(row=row, uniform=place, edits=changed)
 
     return draft

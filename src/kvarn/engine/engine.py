@@ -27,12 +27,15 @@ from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
 from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.pooling import Pool
-from kvarn.engine.request import Request, Sample, Timing
+from kvarn.engine.request import Begun, Request, Sample, Timing
 from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
+from kvarn.engine.sources import Sources
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import BadLogits, KvarnError, PromptTooLong, QueueFull
 from kvarn.words import counted
+
+RESTORED = "restored"  # the conversation of requests without one, after a restore into a cache that does not share
 
 
 class Event(NamedTuple):
@@ -62,6 +65,8 @@ class Engine:
         self.config = config or EngineConfig()
         self.scheduler = Scheduler(cache, self.config)
         self.stats = EngineStats()
+        self.sources = Sources()
+        self._held: set[bytes] = set()  # salts for which a restored text is held by a sequence
         self._work: list[Work] = []  # of the current step
         self._ahead: Launched | None = None  # the step after it, if it is launched already
         self._step: Step | None = None  # the prepared step, until the program has applied it
@@ -85,6 +90,7 @@ class Engine:
         constrain: Callable[[int], Constraint] = lambda k: FREE,
         announce: Callable[[Request], None] = lambda request: None,
         pool: Pool | None = None,
+        begun: Begun | None = None,
     ) -> Request:
         """Queue a request. Raises if the request can never be served, or if the queue is full. Settings that are open
         take the defaults of a text.
@@ -92,24 +98,81 @@ class Engine:
         `constrain(k)` makes the constraint of sample k. If the strategy does not share prefixes, a
         request continues the sequence of the last request with the same `conversation`. `announce` is
         called just before the request is queued, so that its owner can cancel it after an interrupt. With
-        a `pool` the request has no answer: it ends when the pool has the prompt's hidden states."""
-        self._check(prompt)
+        a `pool` the request has no answer: it ends when the pool has the prompt's hidden states. An answer that has
+        `begun` goes on."""
+        known = [*prompt, *begun.tokens] if begun else list(prompt)
+        self._check(known)
         self._check_queue()
         params = params.with_defaults(TEXT_DEFAULTS)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         timing = Timing(queued_at=time.perf_counter())
-        scoped = _scoped(salt, conversation)
+        scoped = _scoped(salt, RESTORED if conversation is None and salt in self._held else conversation)
         request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority, pool)
-        request.sampler = make_sampler(params, seed, self._n_tokens)
-        request.drafter, request.host_only = make_drafter(params, seed), host_only(params)
+        first = begun.sample if begun else 0
+        request.sampler = make_sampler(params, seed, self._n_tokens, first)
+        request.drafter, request.host_only = make_drafter(params, seed, first), host_only(params)
         request.runs_ahead = runs_ahead(params)
+        request.n_begun = len(known) - len(prompt)
         request.samples = [
-            Sample(next(self._ids), request, k, list(prompt), constraint=constrain(k)) for k in range(params.n)
+            Sample(next(self._ids), request, k, list(known), constraint=constrain(k)) for k in range(params.n)
         ]
         announce(request)
         self.scheduler.add(request.samples[0])  # the other samples fork from it when the prompt is computed
         self._requests[request.id] = request
         return request
+
+    def restore(
+        self,
+        tokens: Sequence[int],
+        write: Callable[[int], None],
+        name: str,
+        salt: bytes = b"",
+        conversation: Hashable = None,
+        priority: int = 0,
+    ) -> Callable[[float], None]:
+        """Take over a text whose cells come from elsewhere: `write(seq)` restores them to the new sequence seq. If it
+        raises, nothing has changed. Call the result with the seconds that it took, for explanations.
+
+        A cache that shares prefixes finds the text for every prompt of the same salt. In others, one sequence holds
+        it: for the next request of the conversation, or of the salt if there is none."""
+        seq = next(self._ids)
+        self.cache.open(seq, salt, priority)
+        try:
+            write(seq)
+        except BaseException:
+            self.cache.abandon(seq)
+            raise
+        if conversation is None and not self.cache.shares:
+            self._held.add(salt)
+            conversation = RESTORED
+        self.scheduler.parked.park(_scoped(salt, conversation), seq, list(tokens))
+        return lambda seconds: self.sources.add(salt, list(tokens), name, seconds)
+
+    def find(self, tokens: Sequence[int], salt: bytes = b"", conversation: Hashable = None) -> int | None:
+        """An open sequence with exactly these tokens, all committed, which the caller frees or parks; None if the cache
+        no longer has them."""
+        if not self.cache.shares:
+            parked = self.scheduler.parked.take(_scoped(salt, conversation))
+            if parked is None:
+                return None
+            if parked.tokens[: len(tokens)] == list(tokens) and self.cache.rewind(parked.id, len(tokens)) == len(
+                tokens
+            ):
+                return parked.id
+            self.cache.free(parked.id)
+            return None
+        seq = next(self._ids)
+        if not self.cache.n_rows_free:
+            return None
+        self.cache.open(seq, salt)
+        if self.cache.adopt(seq, [*tokens, 0], counted=False).reused == len(tokens):
+            return seq
+        self.cache.free(seq)
+        return None
+
+    def give_back(self, seq: int, tokens: Sequence[int], salt: bytes = b"", conversation: Hashable = None) -> None:
+        """After `find`."""
+        self.scheduler.parked.park(_scoped(salt, conversation), seq, list(tokens))
 
     def check_length(self, n_tokens: int, at_least: bool = False) -> None:
         """Raise PromptTooLong if a prompt of n_tokens tokens leaves no room for an answer.
@@ -167,6 +230,7 @@ class Engine:
         for each in work:
             if each.sample.request.timing.started_at is None:
                 each.sample.request.timing.started_at = start
+                self._note_source(each.sample.request)
         decodes = all(each.decodes for each in work)
         pooled = [each for each in work if each.sample.request.pool is not None]
         if pooled:
@@ -179,6 +243,10 @@ class Engine:
         self._work = []
         self._n_faults = 0
         return events
+
+    def _note_source(self, request: Request) -> None:
+        if request.adoption is not None and request.adoption.reused:
+            request.source = self.sources.of(request.salt, request.samples[0].tokens, request.adoption.reused)
 
     def isolate(self, error: BaseException) -> None:
         """Handle an error of `step`, or of another call that was interrupted at any line.
@@ -211,6 +279,8 @@ class Engine:
     def _restart(self) -> None:
         """An error left the bookkeeping half done. Begin with an empty cache, and compute all samples again."""
         self.cache.reset()
+        self.sources.clear()
+        self._held.clear()
         unfinished: list[Sample] = []
         for request in list(self._requests.values()):
             first = request.samples[0]
@@ -312,7 +382,7 @@ class Engine:
         """Append the sampled tokens. All samples after the first fork from it."""
         first = samples[0]
         request = first.request
-        if first.index == 0 and len(first.tokens) == len(request.prompt):
+        if first.index == 0 and first.n_output == request.n_begun:
             self.stats.count_prompt(request)
         for sample, sampled in zip(samples, tokens, strict=True):
             if sample is not first:

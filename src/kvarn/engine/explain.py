@@ -13,6 +13,7 @@ from kvarn.cache.adoption import Reason, ReuseLimit
 from kvarn.engine.because import because, remedy, summary
 from kvarn.engine.difference import Cause, Difference
 from kvarn.engine.request import Request
+from kvarn.engine.sources import Source
 
 AROUND = 8  # tokens quoted before and after the place where two texts differ
 AHEAD = 24  # of our text: tokens from there on, to find out why
@@ -38,6 +39,7 @@ class Explanation:
     queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
     total_ms: float | None
+    source: Source | None = None  # the snapshot that gave reused tokens
     difference: Difference | None = None  # DIFFERS: what else is known about it
 
     @property
@@ -49,15 +51,16 @@ def explain(request: Request) -> Explanation:
     timing = request.timing
     reused, limit = request.adoption or (0, None)
     at = limit.at if limit is not None and limit.reason is Reason.DIFFERS else None
+    known = len(request.prompt) + request.n_begun
     computed = max((sample.furthest for sample in request.samples), default=0)
 
     def since_queued(moment: float | None) -> float | None:
         return None if moment is None else 1000 * (moment - timing.queued_at)
 
     return Explanation(
-        prompt=len(request.prompt),
+        prompt=known,
         reused=reused,
-        reached=min(max(reused, computed), len(request.prompt)),
+        reached=min(max(reused, computed), known),
         cancelled=any(sample.finish_reason == "cancelled" for sample in request.samples),
         cut_by=min((sample.limit for sample in request.samples if sample.limit), default=None),  # context comes first
         limit=limit,
@@ -71,6 +74,7 @@ def explain(request: Request) -> Explanation:
         queued_ms=since_queued(timing.started_at),
         first_token_ms=since_queued(timing.first_token_at),
         total_ms=since_queued(timing.finished_at),
+        source=request.source,
     )
 
 
@@ -78,6 +82,7 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt_tokens": e.prompt,
         "reused_tokens": e.reused,
+        **({} if e.source is None else {"snapshot": source_to_json(e.source)}),
         "recomputed_tokens": e.computed,
         "recompute_ms": round(e.prefill_ms, 3),
         "reuse_ended": None if e.limit is None else _limit_to_json(e, e.limit, spell),
@@ -92,6 +97,10 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
         "total_ms": _rounded(e.total_ms),
     }
     return found | {"because": because(found), "summary": summary(found)}
+
+
+def source_to_json(source: Source) -> dict[str, Any]:
+    return {"name": source.name, "tokens": source.tokens, "read_ms": round(1000 * source.seconds, 3)}
 
 
 def _limit_to_json(e: Explanation, limit: ReuseLimit, spell: Spell) -> dict[str, Any]:

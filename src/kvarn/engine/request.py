@@ -6,14 +6,15 @@ hit and recomputation after a preemption need no separate states.
 """
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.cache.adoption import Adoption
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.pooling import Pool
+from kvarn.engine.sources import Source
 
 if TYPE_CHECKING:
     from kvarn.engine.drafting import Drafter
@@ -49,6 +50,13 @@ class Sample:
         return len(self.tokens) - self.computed
 
 
+class Begun(NamedTuple):
+    """An answer that another request began."""
+
+    tokens: Sequence[int]
+    sample: int = 0  # which of that request's samples it was: its draws depend on it
+
+
 @dataclass(slots=True)
 class Timing:
     """Times of a request, in seconds of time.perf_counter."""
@@ -80,6 +88,8 @@ class Request:
     runs_ahead: bool = False  # whether a token can be drawn before the host knows the one before it
     sampled: Counter[str] = field(default_factory=Counter)  # tokens, by where: `device`, or why the host did
     prompt_logprobs: list["Sampled"] = field(default_factory=list)  # of the second prompt token and those after it
+    n_begun: int = 0  # tokens of the answer that it was given
+    source: Source | None = None  # the snapshot from which reused tokens came
     adoption: Adoption | None = None  # what the prompt reused at its first admission
     preemptions: int = 0
     error: BaseException | None = None  # the error that ended it, if any

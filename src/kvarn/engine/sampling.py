@@ -27,6 +27,7 @@ from kvarn.engine.params import LogitsProcessor, SamplingParams
 from kvarn.errors import BadLogits, KvarnError
 
 UNIT = 2.0**44  # the weight of the likeliest token: 2^18 of them fit an int64
+WEIGHTLESS = -32.0  # exp of it, times UNIT, is rounded to 0
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -63,7 +64,8 @@ def uniform(seed: int, k: int, i: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
+def make_sampler(params: SamplingParams, seed: int, vocab_size: int, first: int = 0) -> Sampler:
+    """`first`: the number of the first sample, in an answer that goes on."""
     edits = _edits(params, vocab_size)
     choose = _greedy if params.temperature == 0 else _drawing(params, seed)
     report = make_report(params.logprobs)
@@ -81,7 +83,7 @@ def make_sampler(params: SamplingParams, seed: int, vocab_size: int) -> Sampler:
             constraint.mask(scores, history.output)
             if np.isneginf(scores.max()):
                 raise KvarnError("the constraint of this request allows no token")
-        return report(logits, choose(scores, k, history.n_output))
+        return report(logits, choose(scores, first + k, history.n_output))
 
     return sample
 
@@ -170,22 +172,37 @@ def _drawing(params: SamplingParams, seed: int) -> Callable[[Doubles, int, int],
     top_p, min_p = value(params.top_p), value(params.min_p)
 
     def draw(scores: Doubles, k: int, i: int) -> int:
-        ids = np.flatnonzero(scores > -np.inf)  # a forbidden token cannot be drawn
-        ids = ids[_largest(scores[ids], top_k)]
+        ids = np.sort(_largest(scores, top_k)) if top_k else np.arange(len(scores))
         # The maximum is subtracted first: a quotient by a tiny temperature may overflow to -inf, never to +inf.
         with np.errstate(over="ignore"):
-            kept = (scores[ids] - scores[ids[0]]) / temperature
+            kept = (scores[ids] - scores.max()) / temperature
+        heavy = np.flatnonzero(kept > WEIGHTLESS)
+        ids, kept = ids[heavy], kept[heavy]
         weights = np.rint(exp(kept) * UNIT).astype(np.int64)
-        mass = np.cumsum(weights)
+        mass = int(weights.sum())
+        allowed = int(weights[weights >= min_p * UNIT].sum()) if min_p else mass
         if top_p < 1:  # the token that crosses it stays
-            reach = max(int(top_p * float(mass[-1])), 1)
-            mass = mass[: int(np.searchsorted(mass, reach)) + 1]
-        if min_p:
-            mass = mass[: int(np.count_nonzero(weights >= min_p * UNIT))]
-        place = min(int(uniform(seed, k, i) * float(mass[-1])), int(mass[-1]) - 1)
-        return int(ids[np.searchsorted(mass, place, side="right")])
+            reach = max(int(top_p * float(mass)), 1)
+            _, sums = _heaviest(scores[ids], kept, weights, reach)
+            allowed = min(allowed, int(sums[np.searchsorted(sums, reach)]))
+        place = min(int(uniform(seed, k, i) * float(allowed)), allowed - 1)
+        order, sums = _heaviest(scores[ids], kept, weights, place + 1)
+        return int(ids[order[np.searchsorted(sums, place, side="right")]])
 
     return draw
+
+
+def _heaviest(
+    scores: Doubles, kept: Doubles, weights: NDArray[np.int64], enough: int
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Places of the largest scores, descending, ties by ascending id, until the sum of their weights is `enough` or
+    more, and these sums. Few tokens have most of the weight, so a sort of all of them is rarely needed."""
+    for least in (-3.0, -6.0, -10.0, WEIGHTLESS):
+        places = np.flatnonzero(kept > least)
+        if int(weights[places].sum()) >= enough:
+            break
+    order = places[np.argsort(-scores[places], kind="stable")]
+    return order, np.cumsum(weights[order])
 
 
 def _largest(scores: Doubles, k: int) -> NDArray[np.intp]:

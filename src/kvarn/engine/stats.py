@@ -17,8 +17,12 @@ class EngineStats:
     sampled: Counter[str] = field(default_factory=Counter)  # tokens, by where: `device`, or why the host did
     prefill_seconds: float = 0.0  # time of steps that computed prompt tokens, or recomputed tokens after a preemption
     prefill_tokens: int = 0
+    prefill_depth: int = 0  # tokens that their sequences had before the step, summed over steps
+    prefill_steps: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0
+    decode_depth: int = 0
+    decode_steps: int = 0
     steps_ahead: int = 0  # decode steps that were launched before the tokens of the last one were read
     peak_blocks: int = 0  # most blocks in use at once
     finished: int = 0  # requests that ended, for any reason
@@ -31,13 +35,18 @@ class EngineStats:
     def account(self, work: Sequence[Work], decodes: bool, seconds: float) -> None:
         """Count a step, and charge its time to the requests."""
         tokens = sum(each.n for each in work)
+        depth = sum(each.sample.computed for each in work) - tokens
         self.steps += 1
         if decodes:
             self.decode_seconds += seconds
             self.decode_tokens += tokens
+            self.decode_depth += depth
+            self.decode_steps += 1
         else:
             self.prefill_seconds += seconds
             self.prefill_tokens += tokens
+            self.prefill_depth += depth
+            self.prefill_steps += 1
         for each in work:
             _charge(each.sample, each.n, seconds / tokens)
 

@@ -7,6 +7,7 @@ from typing import Any
 from kvarn.arrays import Floats
 from kvarn.chats.answer import Reader, ToolCall
 from kvarn.engine.engine import Event
+from kvarn.engine.params import SamplingParams
 from kvarn.engine.request import Request, Sample
 from kvarn.engine.sampling import Sampled
 from kvarn.text.stream import TextStream
@@ -73,6 +74,8 @@ class Output:
     prompt_token_ids    the token ids of the prompt
     cached_tokens       how many of them were reused from the cache
     completions         `SamplingParams.n` of them
+    seed                the seed of its draws; with the same settings it gives the same answer
+    params              its settings, defaults included
     prompt_logprobs     one entry per prompt token, if `SamplingParams.prompt_logprobs` asked for them. The
                         first is None, because no token predicts it
     """
@@ -82,6 +85,8 @@ class Output:
     cached_tokens: int
     completions: list[Completion]
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    seed: int = 0
+    params: SamplingParams = field(default_factory=SamplingParams)
 
     @property
     def prompt_tokens(self) -> int:
@@ -180,6 +185,8 @@ class Job:
             request.adoption.reused if request.adoption else 0,
             [self._completion(sample) for sample in request.samples],
             None if request.params.prompt_logprobs is None else [None, *map(_logprob, request.prompt_logprobs)],
+            request.seed,
+            request.params,
         )
 
     def vector(self) -> Floats:

@@ -27,7 +27,7 @@ from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.engine import Engine, Event
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.pooling import Pool
-from kvarn.engine.request import Request
+from kvarn.engine.request import Begun, Request
 from kvarn.errors import KvarnError
 from kvarn.jobs.job import SILENT, Job, Listener
 from kvarn.jobs.turn import Ready, Turn, Uninterrupted
@@ -75,20 +75,26 @@ class Runner:
         constrain: Callable[[int], Constraint] | None = None,
         shown: frozenset[int] = frozenset(),
         reader: Callable[[], Reader] | None = None,
+        begun: Begun | None = None,
     ) -> Job:
         """Queue a prompt, whose text is `text` if it has one. It is computed when a thread calls `wait`, `advance` or
         `step`. `constrain(k)` makes the constraint of sample k; without it, answers follow the structure of `params`,
         which is compiled here, on the caller's thread. `shown`: control tokens that are part of the answers' text.
-        `reader` makes the reader of an answer's parts."""
+        `reader` makes the reader of an answer's parts. An answer that has `begun` goes on; its stream has the new text
+        only."""
         if constrain is None and (structure := params.structure) is not None:
             compiled = self.compiler.compile(structure)
             constrain = lambda k: compiled.start()  # noqa: E731
         stop = params.stop if constrain is None else ()  # a structure says where it ends
         texts = [TextStream(self._tokenizer, prompt, stop, shown) for _ in range(params.n)]
+        for each in begun.tokens if begun else ():
+            texts[0].push(each)
+        texts[0].take()
+        n_taken = len(begun.tokens) if begun else 0
         constrained = constrain or (lambda k: FREE)
         return self._queue(
-            lambda request: Job(request, texts, listener, text, reader),
-            lambda own: self.engine.add(prompt, params, salt, conversation, priority, constrained, own),
+            lambda request: Job(request, texts, listener, text, reader, n_taken=n_taken),
+            lambda own: self.engine.add(prompt, params, salt, conversation, priority, constrained, own, begun=begun),
         )
 
     def embed(

@@ -109,9 +109,12 @@ class Checkpoint:
 
     def in_file(self, name: str) -> InFile | None:
         """None: its rows must be moved, or its numbers changed."""
+        piece = self._piece(name)
+        return None if piece.plus or piece.n_paired_heads else self.place(name)
+
+    def place(self, name: str) -> InFile:
+        """Where a tensor's stored bytes are, whatever must be done to them."""
         piece, info = self._piece(name), self._info_of[name]
-        if piece.plus or piece.n_paired_heads:
-            return None
         n_rows = info.nbytes // ENCODINGS[info.type].row_bytes(info.shape[-1])
         return InFile(self._source.file(piece.source), info, n_rows)
 
@@ -157,10 +160,13 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    file = GGUFFile.open(path)
+    return of_gguf(GGUFFile.open(path))
+
+
+def of_gguf(file: GGUFFile) -> Checkpoint:
     config = gguf_config(file)
     family = family_of(config)
-    pieces = find_tensors(str(path), family, config, gguf_storage(family, config), file.tensors)
+    pieces = find_tensors(str(file.path), family, config, gguf_storage(family, config), file.tensors)
     return Checkpoint(file, "gguf", config, pieces, file.metadata)
 
 
@@ -169,7 +175,11 @@ def _open_folder(path: Path) -> Checkpoint:
         files = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:3])
         what = f"it holds {files}: give such a file" if files else "give a .gguf file or a folder with safetensors"
         raise BadModel(f"{path} has no config.json, so it is no model; {what}")
-    folder = SafetensorsFolder.open(path)
+    return of_safetensors(SafetensorsFolder.open(path))
+
+
+def of_safetensors(folder: SafetensorsFolder) -> Checkpoint:
+    path = folder.path
     config = hf_config(path, folder.config, len(folder.tensors))
     family, settings = hf_family(path, folder.config)
     tied = settings.flag("tie_word_embeddings", False)

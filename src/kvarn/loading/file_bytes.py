@@ -9,11 +9,21 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from kvarn.arrays import Bytes
 from kvarn.errors import BadModel
+
+
+class ByteSource(Protocol):
+    """Enough for the header of a file: a file of this machine, or one on the hub (hub_headers.py)."""
+
+    size: int
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """The bytes from `start` to before `stop`, which must be inside the file."""
 
 
 class FileBytes:
@@ -54,3 +64,10 @@ class FileBytes:
             raise BadModel(f"{self._path} cannot be read: {e.strerror or e}; check its disk") from None
         except EOFError:
             raise BadModel(f"{self._path} has become shorter while it was read; fetch it again") from None
+
+
+def on_disk(path: Path, file: ByteSource) -> FileBytes:
+    """The file, if its weights can be read, too."""
+    if not isinstance(file, FileBytes):
+        raise BadModel(f"only the header of {path} was read; pull the model to use its weights")
+    return file

@@ -24,7 +24,7 @@ import numpy as np
 from kvarn.arrays import Bytes
 from kvarn.errors import BadModel
 from kvarn.loading.encodings import BY_ID, TensorInfo
-from kvarn.loading.file_bytes import FileBytes
+from kvarn.loading.file_bytes import ByteSource, FileBytes, on_disk
 
 _U32, _U64 = Struct("<I"), Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -60,7 +60,7 @@ class _Damage(Exception):
 class _Header:
     """A cursor over the file; each method reads one thing and moves on."""
 
-    def __init__(self, file: FileBytes) -> None:
+    def __init__(self, file: ByteSource) -> None:
         self.buffer = b""  # the beginning of the file, as far as it was needed
         self.size = file.size
         self.pos = 0
@@ -176,7 +176,7 @@ class _Header:
 class GGUFFile:
     """`metadata` by key, `tensors` by name, and `raw(name)`, the bytes of a tensor."""
 
-    def __init__(self, path: Path, file: FileBytes, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+    def __init__(self, path: Path, file: ByteSource, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
@@ -187,6 +187,14 @@ class GGUFFile:
         path = Path(path)
         try:
             file = FileBytes(path)
+        except OSError as e:
+            raise BadModel(f"{path} cannot be read: {e.strerror or e}; check the path and its permissions") from None
+        return cls.of(path, file)
+
+    @classmethod
+    def of(cls, path: Path, file: ByteSource) -> "GGUFFile":
+        """Reads the header. `path` is for messages."""
+        try:
             if file.size == 0:
                 raise _Damage("is empty")
             header = _Header(file)
@@ -195,8 +203,6 @@ class GGUFFile:
             return cls(path, file, metadata, _tensors(header, n_tensors, _alignment(metadata)))
         except _Damage as e:
             raise BadModel(f"{path} {e}; {e.remedy}") from None
-        except OSError as e:
-            raise BadModel(f"{path} cannot be read: {e.strerror or e}; check the path and its permissions") from None
 
     def raw(self, name: str) -> Bytes:
         info = self.tensors.get(name)
@@ -206,7 +212,7 @@ class GGUFFile:
 
     def file(self, name: str) -> FileBytes:
         """The file that has the tensor, at its offset."""
-        return self._file
+        return on_disk(self.path, self._file)
 
 
 def general_keys(path: str | PathLike[str]) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def fetch(model: HubModel, name: str, progress: Progress, announce: Announce) ->
         raise PullFailed(f"{name} could not be fetched ({reason(e)}); {remedy(e)}") from None
 
 
-def _stored(model: HubModel, name: str, progress: Progress) -> Path | None:
-    """What is in the cache, and was checked or is checked now. Nothing is asked of the hub."""
+def located(model: HubModel) -> tuple[HubModel, Path] | None:
+    """Where a model is in the cache, and its file there. It need be neither complete nor right."""
     folder = snapshot_of(model.repo)
     if folder is None:
         return None
@@ -51,9 +51,16 @@ def _stored(model: HubModel, name: str, progress: Progress) -> Path | None:
         if not any(has_weights(file, model.weights) for file in files):
             return None
         model = one_file(model, files)
-    path = folder / model.file
-    if not path.exists():
+    return (model, folder) if (folder / model.file).exists() else None
+
+
+def _stored(model: HubModel, name: str, progress: Progress) -> Path | None:
+    """What is in the cache, and was checked or is checked now. Nothing is asked of the hub."""
+    found = located(model)
+    if found is None:
         return None
+    model, folder = found
+    path = folder / model.file
     if stamps.read(stamps.of_hub(path), folder) is not None:
         return path
     expected = _stored_digest(path) if model.file else None

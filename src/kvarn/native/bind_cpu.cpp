@@ -74,6 +74,14 @@ PackedMatrix pack_rows(Pool& pool, const std::string& type, In given, int64_t co
     return out;
 }
 
+// A matrix of this type without its numbers: what it would take.
+PackedMatrix packed_outline(const std::string& type, int64_t n_rows, int64_t cols) {
+    const FileType& known = Rows::found(type);
+    ensure(n_rows > 0 && cols > 0 && cols % known.columns == 0,
+           "outline: " + std::to_string(n_rows) + " rows of " + std::to_string(cols) + " are no " + type + " matrix");
+    return outline(known.kind, n_rows, cols);
+}
+
 // Reads n bytes of the file. Returns 0, an error number, or -1 if the file ends before.
 int read_fully(int file, uint8_t* to, int64_t n, int64_t offset) {
     while (n > 0) {
@@ -124,6 +132,7 @@ PackedMatrix pack_file(Pool& pool, const std::string& type, int file, int64_t of
 
 void unpack(const PackedMatrix& w, Out result) {
     const Array<float, 2> out(result, "unpack: out");
+    ensure(w.data != nullptr, "unpack: the weight has no numbers, only sizes");
     ensure(out.shape(0) == w.rows && out.shape(1) == w.cols, "unpack: the weight is [" + std::to_string(w.rows) + ", " +
                                                                  std::to_string(w.cols) + "], out is " +
                                                                  describe(result));
@@ -148,6 +157,7 @@ Counts run(Program& p, Cache& c, In token_ids, In token_positions, In wanted_row
     const Array<const int64_t, 1> tokens(token_ids, "run: tokens"), rows(wanted_rows, "run: rows");
     const Array<const int32_t, 1> positions(token_positions, "run: positions");
     const Array<float, 2> logits(result, "run: logits");
+    ensure(p.loaded(), "run: the program has weights without numbers; it is only for sizes");
     const int64_t n = tokens.shape(0), wanted = rows.shape(0);
     ensure(positions.shape(0) == n, "run: one position per token is needed");
     for (int64_t i = 0; i < n; ++i)
@@ -275,6 +285,7 @@ void bind_program(nb::module_& m) {
         .def("reserve", &Program::reserve)
         .def_prop_ro("vocabulary", &Program::vocabulary)
         .def_prop_ro("workspace", &Program::workspace_bytes)
+        .def("workspace_for", &Program::workspace_for)
         .def("trace", &Program::trace)
         .def("timings", [](Program& p) {
             std::vector<std::tuple<std::string, int64_t, int64_t>> out;
@@ -308,7 +319,11 @@ void bind_cpu(nb::module_& m) {
           nb::arg("rows"), nb::arg("cols"), nb::arg("grid").none() = nb::none());
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
+    m.def("outline", &packed_outline, nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
     m.attr("GROUP_ROWS") = kGroup;
+    m.attr("LARGE_PAGE") = kLargePage;
+    m.attr("SHARED_PAGES") = kShared;
+    m.attr("ALONE") = kAlone;
     m.def("read_bandwidth", &read_bandwidth, nb::arg("bytes"), nb::arg("threads"), nb::call_guard<Unlocked>());
     bind_cache(m);
     bind_program(m);

@@ -186,7 +186,7 @@ const FileType* find_file_type(const std::string& name) {
 
 const char* name_of(Kind kind) { return kNames[int(kind)]; }
 
-PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols) {
+PackedMatrix outline(Kind kind, int64_t rows, int64_t cols) {
     PackedMatrix w;
     w.kind = kind;
     w.rows = rows, w.cols = cols;
@@ -195,6 +195,11 @@ PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols) {
     const ScaleLayout layout = scale_layout(kind);
     w.scale_bytes = up(ceil_div(w.blocks, layout.blocks) * layout.record_bytes(), 64);
     w.group_bytes = w.scale_bytes + w.blocks * code_bytes(kind);
+    return w;
+}
+
+PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols) {
+    PackedMatrix w = outline(kind, rows, cols);
     w.data = pages(w.nbytes());
     return w;
 }

@@ -159,6 +159,7 @@ const FileType* find_file_type(const std::string& name);  // null if no weights 
 // Whether the type's table has every number of the grid.
 bool fits(const FileType& file_type, const int8_t* grid);
 
+PackedMatrix outline(Kind kind, int64_t rows, int64_t cols);   // only its sizes: no data
 PackedMatrix allocate(Kind kind, int64_t rows, int64_t cols);  // zeroed
 PackedMatrix allocate(const FileType& file_type, int64_t rows, int64_t cols);
 

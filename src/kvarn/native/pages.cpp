@@ -13,16 +13,13 @@ namespace kvarn {
 
 namespace {
 
-constexpr int64_t kLarge = 2 << 20;    // bytes of a large page
-constexpr int64_t kShared = 64 << 20;  // bytes of a mapping that small allocations share
-
 std::shared_ptr<uint8_t> map(int64_t bytes) {
-    const size_t n = size_t(up(bytes, kLarge) + kLarge);  // extra bytes to align
+    const size_t n = size_t(up(bytes, kLargePage) + kLargePage);  // extra bytes to align
     void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
-    uint8_t* aligned = static_cast<uint8_t*>(p) + (-reinterpret_cast<uintptr_t>(p) & uintptr_t(kLarge - 1));
+    uint8_t* aligned = static_cast<uint8_t*>(p) + (-reinterpret_cast<uintptr_t>(p) & uintptr_t(kLargePage - 1));
 #if defined(MADV_HUGEPAGE)
-    madvise(aligned, n - size_t(kLarge), MADV_HUGEPAGE);
+    madvise(aligned, n - size_t(kLargePage), MADV_HUGEPAGE);
 #endif
     return {aligned, [p, n](uint8_t*) { munmap(p, n); }};
 }
@@ -44,7 +41,7 @@ std::shared_ptr<uint8_t> pages(int64_t bytes) {
 #else
 
 std::shared_ptr<uint8_t> pages(int64_t bytes) {
-    if (bytes >= kShared / 4) return map(bytes);
+    if (bytes >= kAlone) return map(bytes);
     static std::mutex mutex;
     static std::weak_ptr<uint8_t> current;  // lives as long as one of its allocations
     static int64_t used = 0;

@@ -25,6 +25,8 @@ void Program::add_op(Op op) {
         for (const Segment& s : op.segments)
             before.per_thread = before.per_thread && (s.out < 0 || (s.out != before.in && s.out != before.in2));
     }
+    loaded_ = loaded_ && (op.kind != Op::Kind::Embed || op.matrix.data);
+    for (const Segment& s : op.segments) loaded_ = loaded_ && s.weight.data;
     ops_.push_back(std::move(op));
 }
 
@@ -49,10 +51,24 @@ int64_t Program::vocabulary() const {
 int64_t Program::workspace_bytes() const {
     int64_t total = int64_t(codes_.size() + meta_.size() * sizeof(BlockMeta) + bf16_.size() * 2 + partials_.size() * 4);
     for (const Buffer& b : buffers_) total += int64_t(b.data.size() * 4);
+    for (const RopeTable& r : ropes_) total += int64_t((r.cos.size() + r.sin.size()) * 4);
     for (const Own& o : own_)
         total += int64_t((o.row.size() + o.q.size() + o.k.size()) * 4 + o.codes.size() +
                          o.meta.size() * sizeof(BlockMeta) + o.bf16.size() * 2 + o.scratch.size());
     return total;
+}
+
+int64_t Program::workspace_for(int64_t tokens, int64_t sequences, int64_t keys) const {
+    const int64_t rounded = widest_ * (1 + 2) + widest_ / kBlock * int64_t(sizeof(BlockMeta));  // codes, bf16, meta
+    int64_t total = up(tokens, kTile) * rounded, scratch = 0, partials = 0;
+    for (const Buffer& b : buffers_) total += tokens * b.stride * 4;
+    for (const RopeTable& r : ropes_) total += tokens * int64_t(r.frequencies.size()) * 2 * 4;
+    for (const Op& op : ops_) {
+        if (op.kind != Op::Kind::Attention) continue;
+        scratch = std::max(scratch, scratch_bytes(op.head_dim));
+        partials = std::max(partials, sequences * ceil_div(keys, kChunk) * op.heads * (2 + up(op.head_dim, 16)) * 4);
+    }
+    return total + partials + int64_t(own_.size()) * (widest_ * 3 * 4 + rounded + scratch);
 }
 
 void Program::grow(int64_t tokens, int64_t rows) {

@@ -144,6 +144,10 @@ class Program {
     void reserve(int64_t tokens) { grow(tokens, 0); }  // grows workspaces for steps of this many tokens
     int64_t vocabulary() const;
     int64_t workspace_bytes() const;
+    // What workspace_bytes becomes after steps of `tokens` tokens, and after `sequences` sequences
+    // that decode and see `keys` keys each. Nothing is allocated.
+    int64_t workspace_for(int64_t tokens, int64_t sequences, int64_t keys) const;
+    bool loaded() const { return loaded_; }  // false: a matrix is an outline, so the program cannot run
     void trace(bool on) { tracing_ = on; }
     std::vector<Timing> take_timings() { return std::move(timings_); }
     const std::vector<Op>& ops() const { return ops_; }
@@ -206,7 +210,7 @@ class Program {
     std::vector<std::vector<Shares>> shares_;  // per operation, one per phase
     std::vector<AttentionWork> work_;
     Lines<float> partials_;
-    bool tracing_ = false;
+    bool tracing_ = false, loaded_ = true;
     std::vector<Timing> timings_;
 };
 

@@ -41,6 +41,11 @@ class Access:
         self._share = share
         self._quote = quote
 
+    @property
+    def salts(self) -> list[bytes]:
+        """Of all callers: what is restored for each of them is found by every request."""
+        return [b""] if self._share or not self._owners else self._owners
+
     def caller(self, authorization: str | None, x_api_key: str | None = None) -> Caller:
         """The key is in either header, or the same key in both."""
         if not self._owners:

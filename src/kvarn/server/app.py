@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from kvarn.chats.answer import Reader
 from kvarn.chats.rules import Rule
 from kvarn.engine.params import SamplingParams
+from kvarn.lasting.collection import Collection
 from kvarn.llm import LLM
 from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
@@ -30,10 +31,12 @@ from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
+from kvarn.server.planning import Planning
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
 from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
 from kvarn.server.protocols.base import Reply, Setting
+from kvarn.server.protocols.kept.endpoints import shared_tokens
 from kvarn.server.protocols.responses.store import Responses
 from kvarn.server.records import Records
 from kvarn.server.refusal import Refusal
@@ -74,12 +77,15 @@ class Service:
         sites: Sites | None = None,
         log: RequestLog | None = None,
         strict_model: bool = False,
+        planning: Planning | None = None,
+        kept: Collection | None = None,
     ) -> None:
         self.llm = llm
         self.log = log or RequestLog()
         self.name = name
         self.worker = worker
         self.draining = False
+        self.kept = kept  # snapshots by name
         self._access = access
         self._metrics = metrics
         self._reader_seconds = reader_seconds
@@ -87,6 +93,7 @@ class Service:
         self._sites = sites or Sites()
         self.responses = Responses()
         self._records = Records()
+        self._planning = planning or Planning(llm)
         self._prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
         self._openapi = document()
@@ -115,6 +122,7 @@ class Service:
             "/metrics": self.metrics,
             "/openapi.json": self.openapi,
             "/kvarn/cache": self.cache,
+            "/kvarn/plan": self.planned,
             "/kvarn/requests": self.requests,
             "/kvarn/requests/{id:path}": self.request,
         }
@@ -165,6 +173,16 @@ class Service:
         """A request for text that is checked and tokenized, and not started."""
         return await self._bodies.process(request, parse, partial(self._planned, caller), self._threads)
 
+    async def count(self, request: Request, parse: Callable[[bytes], Call]) -> int:
+        """How many tokens the prompt of a chat has. Clients count to find out whether it fits, so it may be longer than
+        the context."""
+        return (await self._bodies.process(request, parse, self._counted, self._threads))[1]
+
+    def _counted(self, call: Call) -> int:
+        self.check_model(call.model)
+        assert call.talk is not None
+        return len(self._prompts.chat(call, call.talk).prepared.tokens)
+
     def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
         cache, compared, outline = self.llm.cache, call.compared, planned.outline
         then = None if compared is None else self._records.outline(compared, caller.owner)
@@ -189,11 +207,13 @@ class Service:
         self.check_model(call.model)
         if self.draining:
             raise Refusal(503, "the server is stopping: try another one, or later", retry_after=self._retry_after())
-        submit = partial(self._submission, call=call, salt=caller.salted(call.cache_salt))
+        salt = caller.salted(call.cache_salt)
+        submit = partial(self._submission, call=call, salt=salt)
         if call.talk is not None:
             chat, unused, notes = self._prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
-            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline_of(call.talk))
+            outline = outline_of(call.talk, salt)
+            return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline)
         rule = None if call.structure is None else Rule(call.structure)
         if call.suffix is not None:
             gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
@@ -268,6 +288,13 @@ class Service:
         render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
         return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
 
+    async def kept_text(
+        self, request: Request, parse: Callable[[bytes], dict[str, Any]]
+    ) -> tuple[dict[str, Any], list[int]]:
+        """The text of a snapshot, in tokens."""
+        tokens = lambda body: shared_tokens(self._tokens, body)  # noqa: E731
+        return await self._bodies.process(request, parse, tokens, lambda body: self._prompts.threads)
+
     async def read(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         """A body that asks for nothing to be computed."""
         return (await self._bodies.process(request, parse, lambda body: None))[0]
@@ -322,6 +349,10 @@ class Service:
     async def cache(self, request: Request) -> Response:
         self.caller(request)
         return JSONResponse(residency(self.llm.cache))
+
+    async def planned(self, request: Request) -> Response:
+        self.caller(request)
+        return JSONResponse(await asyncio.to_thread(self._planning.facts))
 
     async def requests(self, request: Request) -> Response:
         caller = self.caller(request)

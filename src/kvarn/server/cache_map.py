@@ -6,7 +6,7 @@ from kvarn.cache.cache import KVCache
 
 
 def residency(cache: KVCache) -> dict[str, Any]:
-    (usage, groups_now), plan = cache.snapshot(), cache.plan
+    (usage, groups_now), plan = cache.picture(), cache.plan
     groups = [
         {
             "layers": list(group.layers),

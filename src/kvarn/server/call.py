@@ -22,7 +22,7 @@ from kvarn.server.faults import fault, refuse
 from kvarn.server.ignored import Ignored, headers, list_of
 from kvarn.server.inbox import AnswerPart, Ended, Inbox
 from kvarn.server.parse import Call
-from kvarn.server.protocols.base import End, Part, Reply
+from kvarn.server.protocols.base import SSE, End, Part, Reply
 from kvarn.server.request_log import Entry, entry_of
 from kvarn.server.timings import Progress
 from kvarn.server.worker import Submission, Ticket, Worker
@@ -30,6 +30,8 @@ from kvarn.server.worker import Submission, Ticket, Worker
 log = logging.getLogger("kvarn")
 
 MOST_AT_ONCE = 128  # submissions of one call
+SILENCE = 15.0  # seconds without a frame, after which a stream gets a comment
+COMMENT = b": the answer is not ready yet\n\n"  # of server-sent events: clients skip it, and proxies see that we live
 
 
 class Generation:
@@ -127,7 +129,7 @@ class Generation:
         return {**self.reply.headers, **headers(self._ignored)}
 
     async def whole(self) -> Any:
-        choices = {index: self._part(index, part) async for index, part in self._parts()}
+        choices = {index: self._part(index, part) async for index, part in self._parts() if part is not None}
         return self.reply.whole([choices[index] for index in sorted(choices)], await self._end())
 
     async def frames(self) -> AsyncIterator[bytes]:
@@ -135,6 +137,10 @@ class Generation:
         for frame in self.reply.begin(self._n_prompt_tokens):
             yield frame
         async for index, part in self._parts():
+            if part is None:
+                if self.reply.media_type == SSE:
+                    yield COMMENT
+                continue
             for frame in self.reply.part(self._part(index, part)):
                 yield frame
         for frame in self.reply.end(await self._end()):
@@ -165,10 +171,13 @@ class Generation:
             timings=part.timings,
         )
 
-    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart | Progress]]:
-        """Updates with the index of their choice, until every submission has ended."""
+    async def _parts(self) -> AsyncIterator[tuple[int, AnswerPart | Progress | None]]:
+        """Updates with the index of their choice, until every submission has ended. None: there was none for some
+        time."""
         while len(self._ended) < len(self._tickets):
-            updates = await self._inbox.take()
+            updates = await self._inbox.take(SILENCE)
+            if not updates:
+                yield 0, None
             for which, update in updates:  # note all ends first: the client may disconnect at any piece
                 if isinstance(update, Ended):
                     self._note_end(which, update)

@@ -7,14 +7,15 @@ remembered changes an answer: it only explains.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn.cache.adoption import Reason
 from kvarn.chats.chats import Chats
 from kvarn.chats.parts import Part, Parts, parts_of
 from kvarn.engine.difference import Cause, Difference, Kind, same_text
 from kvarn.engine.explain import AHEAD, Explanation
-from kvarn.server.changing import kind_of, line_at
+from kvarn.server.changing import MOST_LINE, kind_of, line_at
+from kvarn.server.outlines import NO_CHATS, Earlier
 from kvarn.server.talk import Talk
 from kvarn.text.tokenizer import Tokenizer
 
@@ -23,17 +24,23 @@ from kvarn.text.tokenizer import Tokenizer
 class Asked:
     """The prompt to explain.
 
-    same_turns  how many turns from the first an earlier request of the same key has, too: the answer to it counts as
-                its last turn
-    same_tools  whether that request had the same tools
+    earlier     what is remembered of chats
     quotes      whether the earlier text may be looked at for more than its tokens
     """
 
     tokens: Sequence[int]
     talk: Talk | None
-    same_turns: int = 0
-    same_tools: bool = True
+    earlier: Earlier = NO_CHATS
     quotes: bool = True
+
+
+class _Place(NamedTuple):
+    """Where the tokens part."""
+
+    token: int
+    character: int  # of our text
+    first: int  # characters of our first token from there
+    onward: str  # the earlier text from there
 
 
 class Causes:
@@ -72,53 +79,66 @@ class Causes:
                 found = _in_part(replace(found, character=at), parts.at(at))
             else:
                 onward = b"".join(raw for _, raw in theirs).decode("utf-8", "replace")
-                found = self._of_chat(at, onward, parts, asked, asked.talk)
+                first = len(ours[0][1].decode("utf-8", "ignore"))
+                found = self._of_chat(_Place(e.limit.at, at, first, onward), parts, asked, asked.talk)
         return replace(e, difference=found)
 
     def _parts(self, talk: Talk, text: str) -> Parts | None:
         return parts_of(self._chats(), talk.messages, talk.tools, self._variables(talk), text, talk.continues)
 
-    def _of_chat(self, at: int, onward: str, parts: Parts, asked: Asked, talk: Talk) -> Difference:
-        """`at`: where the tokens part. `onward`: the earlier text from there."""
+    def _of_chat(self, place: _Place, parts: Parts, asked: Asked, talk: Talk) -> Difference:
         # How far a token agrees would tell characters of a text that the caller must not see.
-        common = _common(parts.text[at : at + len(onward)], onward) if asked.quotes else 0
-        rest = onward[common:]
-        at += common
+        here = parts.text[place.character : place.character + len(place.onward)]
+        common = _common(here, place.onward) if asked.quotes else 0
+        at, reach = place.character + common, 0 if asked.quotes else place.first
         part = parts.at(at)
         found = _in_part(Difference(character=at), part)
+        earlier = asked.earlier
         if part.name == "turn" and part.role == "assistant":
-            return self._of_answer(found, rest, parts, asked, talk.messages[part.turn])
-        if part.name in ("system", "template") or (part == Part("turn", 0, part.role) and len(talk.messages) > 1):
-            ours = line_at(parts.text, at, *parts.between(at))
-            theirs = (ours[0][: ours[1]] + rest.partition("\n")[0], ours[1])
-            if kind := kind_of(ours, theirs if asked.quotes else None):
-                return replace(found, cause=Cause.CHANGING_LINE, kind=kind, line=ours[0])
-        if part.name == "tools" or (part.name == "system" and asked.same_turns and not asked.same_tools):
+            unchanged = earlier.unchanged(part.turn, place.token)
+            return self._of_answer(found, place.onward[common:], parts, unchanged, talk.messages[part.turn])
+        if part.name != "tools" and part.turn == 0 and (line := _changing(at, reach, parts, earlier)):
+            return replace(found, **line)
+        if part.name == "tools" or (part.name == "system" and earlier.other_tools()):
             return replace(found, cause=Cause.TOOLS, part="tools")
-        if part.name == "turn" and part.turn < asked.same_turns:
+        if part.name == "turn" and earlier.unchanged(part.turn, place.token):
             return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE)
         return replace(found, cause=Cause.SYSTEM if part.name == "system" else None)
 
     def _of_answer(
-        self, found: Difference, rest: str, parts: Parts, asked: Asked, message: Mapping[str, Any]
+        self, found: Difference, rest: str, parts: Parts, unchanged: bool, message: Mapping[str, Any]
     ) -> Difference:
-        """Of a difference in a turn of the assistant. `rest`: the earlier text from there."""
+        """Of a difference in a turn of the assistant. `rest`: the earlier text from there. `unchanged`: the client sent
+        the turn back as it was."""
         at = found.character or 0
         reasoning = self._chats().dialect.reasoning
         begin, end = (marker.strip() for marker in reasoning) if reasoning else ("", "")
         theirs = _reasoning(parts.text[:at] + rest, at, begin, end) if begin else None
-        if theirs is not None and not (_reasoning(parts.text, at, begin, end) or "").strip():
-            if not theirs.strip():
-                return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE)
-            sent = bool(message.get("reasoning_content")) or begin in str(message.get("content"))
-            return replace(found, cause=Cause.REWRITTEN, kind=Kind.DROPPED if sent else Kind.NOT_SENT_BACK)
-        if found.turn < asked.same_turns:
-            return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE)
-        return found
+        if theirs is not None and theirs.strip() and not (_reasoning(parts.text, at, begin, end) or "").strip():
+            if message.get("reasoning_content") or begin in str(message.get("content")):
+                return replace(found, cause=Cause.REWRITTEN, kind=Kind.DROPPED)
+            return replace(found, cause=Cause.REWRITTEN, kind=Kind.NOT_SENT_BACK) if unchanged else found
+        return replace(found, cause=Cause.REWRITTEN, kind=Kind.OTHERWISE) if unchanged else found
 
 
 def differs(e: Explanation) -> bool:
     return e.limit is not None and e.limit.reason is Reason.DIFFERS and e.limit.theirs is not None
+
+
+def _changing(at: int, reach: int, parts: Parts, earlier: Earlier) -> dict[str, Any] | None:
+    """The facts of a line that changes with each request, if the character is in one. The difference is at most
+    `reach` characters after it."""
+    # A line of ours may end where that of the earlier text goes on.
+    own = next((place for place in (at, at + reach, at - 1) if parts.inside(place)), None)
+    around = parts.between(at if own is None else own)
+    line, place = line_at(parts.text, at, *around)
+    kind = kind_of(line, place, place + reach)
+    found = {"cause": Cause.CHANGING_LINE, "kind": kind, "line": line}
+    if own is None:  # the words of a template are always the same, but it may write a date
+        return found | {"part": "template"} if kind in (Kind.CLOCK, Kind.DATE) else None
+    whole, _ = line_at(parts.text, at, *around, most=2 * MOST_LINE)
+    restamped = kind is not None and earlier.restamped(whole, opened=parts.at(own).name == "turn")
+    return found if kind is Kind.CLIENT_STAMP or restamped else None
 
 
 def _common(a: str, b: str) -> int:

@@ -10,6 +10,7 @@ from kvarn.server.outlines import SIZE, Outline
 from kvarn.server.schema import Json
 
 REUSED = (Reason.END, Reason.NEW)  # nothing that could be reused was computed
+CHANGED = (Reason.DIFFERS, Reason.NOTHING_SHARED)  # a change may have ended reuse, and not the loss of blocks
 OPENAI = {"tools": "tools_changed", "settings": "reasoning_effort_changed"}
 ANTHROPIC = {"tools": "tools_changed", "system": "system_changed"}
 
@@ -53,7 +54,7 @@ def openai_diagnostics(comparison: Comparison | None, adoption: Adoption | None,
         return {"type": "comparison_response_not_found"}
     if adoption.limit.reason in REUSED:
         return {"type": "cache_hit"}
-    if not comparison.changed and adoption.limit.reason is not Reason.DIFFERS:  # evicted, or not shared at all
+    if not comparison.changed or adoption.limit.reason not in CHANGED:
         return {"type": "unavailable"}
     return {
         "type": "cache_miss",
@@ -71,9 +72,10 @@ def anthropic_diagnostics(comparison: Comparison | None, adoption: Adoption | No
         return {"cache_miss_reason": {"type": "previous_message_not_found"}}
     if adoption is None:
         return {"cache_miss_reason": {"type": "unavailable"}}
-    differs = comparison.changed or adoption.limit.reason is Reason.DIFFERS
-    if not differs or adoption.limit.reason in REUSED:
+    if adoption.limit.reason in REUSED:
         return {"cache_miss_reason": None}
+    if not comparison.changed or adoption.limit.reason not in CHANGED:
+        return {"cache_miss_reason": {"type": "unavailable"}}
     kind = ANTHROPIC.get(comparison.changed, "messages_changed")
     missed = comparison.missed(adoption, n_prompt)
     return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": missed}}

@@ -10,7 +10,7 @@ from kvarn.chats.answer import Reader
 from kvarn.engine.explain import Explanation, to_json, without_texts
 from kvarn.server.access import Caller
 from kvarn.server.causes import Asked, differs
-from kvarn.server.outlines import Outline
+from kvarn.server.outlines import NO_CHATS, Earlier, Outline
 from kvarn.server.parse import Call
 from kvarn.server.prompts import Prompts
 from kvarn.server.records import Records
@@ -62,11 +62,14 @@ class Explaining:
 
     async def _with_cause(self, e: Explanation, tokens: Sequence[int]) -> Explanation:
         """On a thread that the engine does not need."""
-        same, earlier = (0, None) if self._outline is None else self._records.nearest(self._outline, self._caller.owner)
-        same_tools = self._outline is None or earlier is None or earlier.tools == self._outline.tools
-        asked = Asked(tokens, self._call.talk, same, same_tools, self._caller.quotes)
+        asked = Asked(tokens, self._call.talk, self._earlier(), self._caller.quotes)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._prompts.threads, self._prompts.causes.find, e, asked)
+
+    def _earlier(self) -> Earlier:
+        if self._outline is None:
+            return NO_CHATS
+        return Earlier(self._outline, self._records.outlines(self._caller.owner, self._outline.salt))
 
     def _quotable(self, e: Explanation) -> Explanation:
         """Without the tokens of the earlier text, if the caller may not see them."""

@@ -7,7 +7,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Scope
 
-from kvarn.errors import KvarnError, PromptTooLong, QueueFull
+from kvarn.errors import BadSnapshot, KvarnError, NoRoomNow, PromptTooLong, QueueFull
+from kvarn.lasting.collection import NoSnapshot
 from kvarn.server.refusal import Refusal
 from kvarn.server.request_log import entry_of
 
@@ -25,6 +26,12 @@ def fault(error: Exception, retry_after: int = 1) -> Refusal:
     if isinstance(error, PromptTooLong):  # its message speaks of flags, which are not the client's
         message = "the prompt and its answer do not fit into this server's context: shorten the prompt"
         return Refusal(400, message, code="context_length_exceeded")
+    if isinstance(error, NoRoomNow):
+        return Refusal(503, str(error), code="no_room", retry_after=retry_after)
+    if isinstance(error, NoSnapshot):
+        return Refusal(404, str(error), "id")
+    if isinstance(error, BadSnapshot):
+        return Refusal(409, str(error), code="bad_snapshot")
     if isinstance(error, KvarnError):
         return Refusal(400, str(error))
     log.error("a request failed: %s: %s", type(error).__name__, error)

@@ -90,8 +90,13 @@ class Inbox:
         if self._updates:
             self._arrived.set()
 
-    async def take(self) -> list[tuple[int, News]]:
-        await self._arrived.wait()
+    async def take(self, seconds: float) -> list[tuple[int, News]]:
+        """Nothing, if nothing comes in this time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
+        except TimeoutError:
+            return []
         self._arrived.clear()
         if self._refusal is not None:  # the engine has failed
             raise self._refusal

@@ -29,6 +29,7 @@ GETS = {
     "/ready": "whether the server accepts requests",
     "/metrics": "metrics for Prometheus",
     "/kvarn/cache": "the cache: strategy, counts, the blocks of every sequence",
+    "/kvarn/plan": "forecast of memory and speed, the truth so far, and the error",
     "/kvarn/requests": "explanations of this key's last requests",
     "/openapi.json": "this document",
     "/kvarn/requests/{id}": "what a request reused, what it recomputed, and why",

@@ -154,6 +154,8 @@ class Prompts:
     def _chats(self) -> Chats:
         """Also refuses a template that is wrong, or none."""
         llm = self._llm
+        if not self._tokenizer.chat_template:
+            raise Refusal(400, "the model has no chat template, so it cannot answer chats: use /v1/completions")
         return Chats(self._tokenizer, llm.template, self._template.render, llm.quotes)
 
     def tokenize(self, body: dict[str, Any]) -> list[int]:

@@ -1,4 +1,5 @@
-"""The explanations of the last requests, by API key. The number is limited; the oldest are dropped first.
+"""The explanations of the last requests, by API key. The number is limited: the key that has the most loses its oldest,
+so no key can push out all records of another.
 
 Of a chat its outline is kept, too: hashes, to compare a later chat with it.
 
@@ -10,13 +11,14 @@ They are stored as JSON text, which needs a seventh of the memory of the objects
 
 import json
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kvarn.server.outlines import Outline
 
 
 class _Record(NamedTuple):
-    owner: bytes
     request_id: str
     explanation: str
     outline: Outline | None
@@ -25,8 +27,8 @@ class _Record(NamedTuple):
 class Records:
     def __init__(self, most: int = 1000) -> None:
         self._most = most
-        self._records: OrderedDict[str, _Record] = OrderedDict()
-        self._by_request: dict[tuple[bytes, str], str] = {}  # no key can hide another key's record
+        self._records: dict[bytes, OrderedDict[str, _Record]] = {}  # by owner and id
+        self._by_request: dict[tuple[bytes, str], str] = {}
 
     def add(
         self,
@@ -36,12 +38,17 @@ class Records:
         request_id: str = "",
         outline: Outline | None = None,
     ) -> None:
-        self._records[id] = _Record(owner, request_id, json.dumps(explanation, allow_nan=False), outline)
+        own = self._records.setdefault(owner, OrderedDict())
+        own[id] = _Record(request_id, json.dumps(explanation, allow_nan=False), outline)
         self._by_request[owner, request_id] = id
-        if len(self._records) > self._most:
-            oldest, record = self._records.popitem(last=False)
-            if self._by_request.get((record.owner, record.request_id)) == oldest:
-                del self._by_request[record.owner, record.request_id]
+        if sum(map(len, self._records.values())) > self._most:
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        owner, records = max(self._records.items(), key=lambda each: len(each[1]))
+        oldest, record = records.popitem(last=False)
+        if self._by_request.get((owner, record.request_id)) == oldest:
+            del self._by_request[owner, record.request_id]
 
     def get(self, id: str, owner: bytes) -> dict[str, Any] | None:
         """`id`: of the answer, or of the request. None if there is none, or it belongs to another key."""
@@ -55,18 +62,18 @@ class Records:
         record = self._find(id, owner)
         return None if record is None else record.outline
 
-    def nearest(self, outline: Outline, owner: bytes) -> tuple[int, Outline | None]:
-        """The chat of this key that has the most first turns in common with this one, and how many. The newest of
-        several."""
-        own = (each.outline for each in reversed(self._records.values()) if each.owner == owner)
-        found = ((outline.same_turns(each), each) for each in own if each is not None)
-        return max(found, key=lambda pair: pair[0], default=(0, None))
-
-    def _find(self, id: str, owner: bytes) -> _Record | None:
-        record = self._records.get(id) or self._records.get(self._by_request.get((owner, id), ""))
-        return None if record is None or record.owner != owner else record
+    def outlines(self, owner: bytes, salt: bytes) -> list[Outline]:
+        """Of the chats of this key and salt, the newest first."""
+        outlines = (each.outline for each in self._newest(owner))
+        return [each for each in outlines if each is not None and each.salt == salt]
 
     def recent(self, owner: bytes, n: int = 20) -> list[dict[str, Any]]:
         """The newest first."""
-        own = (record.explanation for record in reversed(self._records.values()) if record.owner == owner)
-        return [json.loads(explanation) for explanation, _ in zip(own, range(n), strict=False)]
+        return [json.loads(each.explanation) for each in islice(self._newest(owner), n)]
+
+    def _find(self, id: str, owner: bytes) -> _Record | None:
+        own = self._records.get(owner, OrderedDict())
+        return own.get(id) or own.get(self._by_request.get((owner, id), ""))
+
+    def _newest(self, owner: bytes) -> Iterator[_Record]:
+        return reversed(self._records.get(owner, OrderedDict()).values())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.text import from_folder, from_gguf
-from kvarn.text.encoders import Encoder
+from kvarn.text.encoders import Encoder, SentencePiece
 from kvarn.text.infill import Extra, GapMarkers
 from kvarn.text.quoting import NO_STAND_INS, StandIns
 from kvarn.text.token_bytes import TokenBytes
@@ -72,6 +72,10 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """The bytes of the token, independent of its place in a text. Those of a control token are its name."""
         return self._vocabulary.bytes_of(id)
+
+    @property
+    def is_sentence_piece(self) -> bool:
+        return isinstance(self._encoder, SentencePiece)
 
     @property
     def vocab_size(self) -> int:

@@ -7,7 +7,8 @@ models. Both use one pool of threads. Instruction sets are chosen at run time (k
 from kvarn import native
 from kvarn.backends.cpu.memory import CpuKernels, CpuMemory
 from kvarn.backends.cpu.program import CpuProgram, load_program
-from kvarn.backends.host import HostMemory, memory_bytes
+from kvarn.backends.host import HostMemory
+from kvarn.backends.host_memory import memory_bytes
 from kvarn.backends.pool import make_pool
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError, OutOfMemory
@@ -40,6 +41,11 @@ class Cpu:
         return CpuMemory(self.layers(plan))
 
     def layers(self, plan: Plan) -> HostMemory:
+        self.check(plan)
+        return HostMemory(plan, self.kernels, native.arena)  # in large pages: a tile of keys fills a small one
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a cache that the kernels do not have."""
         for codec in (plan.codec.k, plan.codec.v):
             if codec.name not in native.Codec.__members__:
                 raise KvarnError(f"the cpu backend has no {codec.name} cells: use --backend reference")
@@ -52,7 +58,6 @@ class Cpu:
                 )
             if spec.k_dim > LARGEST_HEAD:
                 raise KvarnError(f"heads of {spec.k_dim} numbers: the cpu backend has kernels up to {LARGEST_HEAD}")
-        return HostMemory(plan, self.kernels, native.arena)  # in large pages: a tile of keys fills a small one
 
     def load(self, checkpoint: Checkpoint, graph: Graph, max_tokens: int, progress: Progress) -> CpuProgram:
         program = load_program(checkpoint, graph, self.pool, progress)
@@ -62,11 +67,7 @@ class Cpu:
         return program
 
     def _check_workspace(self, program: CpuProgram, max_tokens: int) -> None:
-        sizes = []
-        for tokens in (64, 128):
-            program.reserve(tokens)
-            sizes.append(program.workspace)
-        wanted, memory = (sizes[1] - sizes[0]) * max_tokens // 64, self.memory_bytes
+        wanted, memory = program.workspace_for(max_tokens, 1, 1), self.memory_bytes
         if memory is not None and wanted > memory:
             raise OutOfMemory(
                 f"a step of {max_tokens} tokens would take {wanted / 2**30:.1f} GiB of workspace and this machine has "

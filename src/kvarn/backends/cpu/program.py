@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,12 @@ from kvarn.backends.base import Span
 from kvarn.backends.cpu.emit import Weights, emit
 from kvarn.backends.cpu.memory import CpuMemory
 from kvarn.backends.host import HostLogits
-from kvarn.cache.spec import align, ceil_div
+from kvarn.cache.spec import align
 from kvarn.cache.step import Step
 from kvarn.graph.fuse import fuse
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.encodings import TensorInfo
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.quants import grid_of
 from kvarn.models.config import ModelConfig
@@ -44,7 +46,13 @@ class CpuProgram:
 
     @property
     def workspace(self) -> int:
-        return self._program.workspace
+        return self._program.workspace + self._logits.nbytes
+
+    def workspace_for(self, tokens: int, sequences: int, keys: int) -> int:
+        """Bytes between steps of this many tokens, with so many sequences that decode and see at most `keys` keys, and
+        the logits of all of them."""
+        logits = 4 * (sequences * align(self._program.vocabulary, native.GROUP_ROWS) + LINE)
+        return self._program.workspace_for(tokens, sequences, keys) + logits
 
     def run(self, memory: CpuMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> HostLogits:
         memory.apply(step)
@@ -106,18 +114,31 @@ def load_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool, progre
     return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
-def pack(checkpoint: Checkpoint, name: str, pool: native.Pool, most_rows: int | None = None) -> native.PackedMatrix:
-    """The packed form of a matrix, or of its first rows."""
+def pack(checkpoint: Checkpoint, name: str, pool: native.Pool) -> native.PackedMatrix:
+    """The packed form of a matrix."""
     if (stretch := checkpoint.in_file(name)) is not None:
         file, info, n_rows = stretch
-        n_rows = n_rows if most_rows is None else min(n_rows, most_rows)
         with file.reading():
             return native.pack_file(
                 pool, info.type, file.fileno(), info.offset, n_rows, info.shape[-1], grid_of(info.type)
             )
     stored = checkpoint.encoded(name)
-    rows = np.ascontiguousarray(stored.rows[:most_rows])
+    rows = np.ascontiguousarray(stored.rows)
     return native.pack(pool, stored.type, rows, stored.shape[-1], grid_of(stored.type))
+
+
+def outline_program(checkpoint: Checkpoint, graph: Graph, pool: native.Pool) -> CpuProgram:
+    """The program as `load_program` would make it, with weights that have sizes and no numbers. It cannot run."""
+    types = {info.name: info.type for info in checkpoint.infos}
+    matrices: dict[str, native.PackedMatrix] = {}
+    vectors: dict[str, Floats] = {}
+    for name in graph.weights:
+        *rows, columns = checkpoint.shapes[name]
+        if rows:
+            matrices[name] = native.outline(types[name], prod(rows), columns)
+        else:
+            vectors[name] = np.zeros(columns, np.float32)
+    return CpuProgram(checkpoint.config, Weights(matrices, vectors), graph, pool)
 
 
 class PackedSize(NamedTuple):
@@ -125,10 +146,10 @@ class PackedSize(NamedTuple):
     nbytes: int
 
 
-def packed_size(checkpoint: Checkpoint, name: str) -> PackedSize:
-    """Kind and bytes of a tensor in memory, from packing its first rows."""
-    shape = checkpoint.shapes[name]
-    if len(shape) == 1:
-        return PackedSize("F32", 4 * shape[0])
-    weight = pack(checkpoint, name, native.Pool(1), native.GROUP_ROWS)
-    return PackedSize(weight.kind, weight.nbytes * ceil_div(shape[0], native.GROUP_ROWS))
+def packed_size(info: TensorInfo) -> PackedSize:
+    """Kind and bytes of a tensor in memory."""
+    *rows, columns = info.shape
+    if not rows:
+        return PackedSize("F32", 4 * columns)
+    weight = native.outline(info.type, prod(rows), columns)
+    return PackedSize(weight.kind, weight.nbytes)

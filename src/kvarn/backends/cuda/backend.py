@@ -9,7 +9,7 @@ from kvarn.backends.cuda.memory import CudaMemory
 from kvarn.backends.cuda.program import CudaProgram
 from kvarn.backends.cuda.selftest import is_exact
 from kvarn.backends.cuda.specs import catalogue
-from kvarn.backends.cuda.store import Store
+from kvarn.backends.cuda.store import Store, revision
 from kvarn.cache.plan import Plan
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
@@ -63,6 +63,7 @@ class Cuda:
             "compute": f"{driver.target // 10}.{driver.target % 10}",
             "driver": driver.version,
             "kernels": self._kernels,
+            "revision": revision(),
             "exact": "yes" if self._exact else "no",
         }
 

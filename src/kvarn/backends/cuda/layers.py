@@ -28,7 +28,6 @@ class CudaLayers:
         return self._memory.counters
 
     def apply(self, step: Step) -> None:
-        self._memory.driver.bind()
         self._frame = self._memory.apply(step)
 
     def write(self, layer: int, k: Floats, v: Floats) -> None:

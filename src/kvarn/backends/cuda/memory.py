@@ -58,6 +58,7 @@ class CudaMemory:
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def apply(self, step: Step, tokens: Sequence[int] = (), wanted: Sequence[int] = ()) -> Frame:
+        self.driver.bind()
         frame = self._inbox.send(step, tokens, wanted)
         for group, changes in zip(self._groups, frame.groups, strict=True):
             for moves in changes.moves:

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from kvarn.backends.cuda.specs import Kernel
+from kvarn.backends.cuda.specs import Kernel, catalogue
 from kvarn.errors import KvarnError
 from kvarn.loading.paths import cache_folder
 from kvarn.loading.progress import Progress
@@ -52,6 +53,14 @@ class Binary:
 def digest(kernel: Kernel, target: int, sources: Path = SOURCES) -> str:
     facts = [astuple(kernel), target, TRITON, POINTER_ALIGNMENT, sorted(OPTIONS.items()), _texts(kernel.name, sources)]
     return blake2b(repr(facts).encode(), digest_size=10).hexdigest()
+
+
+@cache
+def revision() -> str:
+    """Of everything that machine code is made from: results of two revisions may differ in their bits."""
+    texts = [(path.name, path.read_text("utf-8")) for path in sorted(SOURCES.glob("*.py"))]
+    facts = [list(map(astuple, catalogue())), TRITON, POINTER_ALIGNMENT, sorted(OPTIONS.items()), texts]
+    return blake2b(repr(facts).encode(), digest_size=5).hexdigest()
 
 
 def _texts(name: str, sources: Path) -> list[tuple[str, str]]:

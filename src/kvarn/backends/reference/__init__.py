@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.arrays import Floats
-from kvarn.backends.host import HostMemory, Store, Table, memory_bytes
+from kvarn.backends.host import HostMemory, Store, Table
+from kvarn.backends.host_memory import memory_bytes
 from kvarn.backends.pool import make_pool
 from kvarn.backends.reference import attention, cells
 from kvarn.backends.reference.program import ReferenceProgram

@@ -133,6 +133,10 @@ class Paged(Placement[PagedResidency]):
         old, r.node, r.tail = r.node, node, tail
         self.tree.grow(r, old, node)
 
+    def lacks(self, length: int) -> int:
+        needed = min(ceil_div(length, self.block_size), self.blocks_per_sequence(self.config))
+        return max(needed - self.pool.available, 0)
+
     # -- a step --------------------------------------------------------------------------------------------------
 
     def _fresh(self, r: PagedResidency, length: int) -> int:

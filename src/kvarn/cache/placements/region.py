@@ -45,6 +45,9 @@ class Region(Placement[RegionResidency]):
     def _new(self, salt: bytes, priority: int) -> RegionResidency:
         return RegionResidency(self.run)
 
+    def lacks(self, length: int) -> int:
+        return 0 if self._free else self.run
+
     def _shortfall(self, r: RegionResidency, length: int) -> int:
         return 0 if r.base is not None or self._free else self.run
 

@@ -9,14 +9,17 @@ import os
 import sys
 
 from kvarn.cli import flags
-from kvarn.cli.chat.conversation import Conversation
+from kvarn.cli.chat.conversation import ID, Conversation
 from kvarn.cli.chat.plain import LineReader, PlainScreen
 from kvarn.cli.chat.session import Session
+from kvarn.cli.chat.session_file import NoSession, SessionFile, open_session
 from kvarn.cli.interrupt import Failed
 from kvarn.cli.manual import describe
 from kvarn.cli.table import human_bytes
 from kvarn.errors import printable
+from kvarn.jobs.turn import Uninterrupted
 from kvarn.llm import LLM
+from kvarn.loading.paths import user_path
 
 HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 
@@ -31,10 +34,14 @@ stops an answer. Ctrl-D or /quit ends the program. /help lists the commands. Wit
 each line of standard input is a message, and the answers are plain text.""",
         """
 kvarn chat
+kvarn chat --session notes.kvs
 kvarn chat -m model.gguf -c 0 --system "Answer in one sentence." --temp 0.7
 echo "Name three rivers." | kvarn chat""",
     )
     parser.add_argument("-sys", "--system", metavar="TEXT", help="the system message")
+    lasts = "keep the conversation in this file at the end, and go on with it the next time"
+    parser.add_argument("--session", metavar="FILE", help=lasts)
+    flags.add_snapshot_flag(parser)
     parser.add_argument("--plain", "--no-markdown", action="store_true", help="show answers as they are, not Markdown")
     parser.add_argument("--no-history", action="store_true", help="do not keep what is typed for later runs")
     flags.add_chat_flags(parser)
@@ -50,16 +57,36 @@ def run(args: argparse.Namespace) -> None:
     if params.structure is not None:
         llm.runner.compiler.compile(params.structure)  # a bad one is refused before the first question, too
     conversation = Conversation(llm, params, args.system)
+    if args.snapshot is not None:
+        llm.snapshots.load(user_path(args.snapshot), conversation=ID)
+    lasting = open_session(args.session)
+    found = lasting.resume(conversation, params)
     if is_terminal():
-        run_in_terminal(args, conversation)
+        run_in_terminal(args, conversation, lasting, found)
     else:
-        session = Session(conversation, LineReader(), PlainScreen())
-        session.loop()
+        screen = PlainScreen()
+        session = Session(conversation, LineReader(), screen)
+        hold(session, lasting, found)
         if session.failed and not sys.stdin.isatty():
             raise Failed
 
 
-def run_in_terminal(args: argparse.Namespace, conversation: Conversation) -> None:
+def hold(session: Session, lasting: SessionFile | NoSession, found: str) -> None:
+    """The conversation, between reading and keeping its file."""
+    if found:
+        session.screen.note(found)
+    try:
+        session.loop()
+    finally:
+        with Uninterrupted():  # a further Ctrl-C must not lose what was said
+            kept = lasting.keep(session.conversation)
+    if kept:
+        session.screen.note(kept)
+
+
+def run_in_terminal(
+    args: argparse.Namespace, conversation: Conversation, lasting: SessionFile | NoSession, found: str
+) -> None:
     # Imported here, because these modules take longer to load than most commands take to run.
     from kvarn.cli.chat.keyboard import TerminalKeyboard
     from kvarn.cli.chat.screen import TerminalScreen
@@ -69,7 +96,7 @@ def run_in_terminal(args: argparse.Namespace, conversation: Conversation) -> Non
     with ChatMode():
         keyboard = TerminalKeyboard(screen.note, keep_history=not args.no_history)
         screen.greet(args.model, greeting(conversation.llm))
-        Session(conversation, keyboard, screen).loop()
+        hold(Session(conversation, keyboard, screen), lasting, found)
 
 
 def is_terminal() -> bool:

@@ -2,9 +2,10 @@
 
 from kvarn.server.protocols.anthropic import ANTHROPIC
 from kvarn.server.protocols.base import Spoken
+from kvarn.server.protocols.kept import KEPT
 from kvarn.server.protocols.llamacpp import LLAMACPP
 from kvarn.server.protocols.ollama import OLLAMA
 from kvarn.server.protocols.openai import OPENAI
 from kvarn.server.protocols.responses import RESPONSES
 
-PROTOCOLS: tuple[Spoken, ...] = (OPENAI, RESPONSES, ANTHROPIC, LLAMACPP, OLLAMA)
+PROTOCOLS: tuple[Spoken, ...] = (OPENAI, RESPONSES, ANTHROPIC, LLAMACPP, OLLAMA, KEPT)

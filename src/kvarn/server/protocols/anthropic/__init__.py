@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 async def _count(service: "Service", request: Request) -> Response:
-    _, planned = await service.plan(request, messages_call, service.caller(request))
-    return JSONResponse({"input_tokens": sum(len(each.prompt) for each in planned.submissions)})
+    service.caller(request)
+    return JSONResponse({"input_tokens": await service.count(request, messages_call)})
 
 
 ANTHROPIC = Spoken(

@@ -50,6 +50,8 @@ def _read(raw: bytes) -> tuple[Json, Talk, list[Ignored]]:
     """The checked body, its conversation, and what has no effect."""
     body = checked(raw, FIELDS)
     messages = [*_system(body), *_messages(body["messages"])]
+    if not any(message["role"] != "system" for message in messages):
+        raise Refusal(400, "messages has no turn to answer: give at least one with content", "messages")
     choice = body.get("tool_choice", {"type": "auto"})
     if choice["type"] == "tool" and not choice.get("name"):
         raise Refusal(400, "tool_choice.name is missing: name the tool", "tool_choice")

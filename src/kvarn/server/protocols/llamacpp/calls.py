@@ -56,7 +56,6 @@ def _call(body: dict[str, Any], prompts: list[Mixed]) -> Call:
         watched=bool(body.get("return_progress")),
         pooling=LAST if limit == 0 else None,
         max_tokens=1 if limit == 0 else call.max_tokens,
-        stream=call.stream and limit != 0,
     )
 
 

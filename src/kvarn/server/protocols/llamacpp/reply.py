@@ -9,11 +9,11 @@ from kvarn.jobs.job import TokenLogprob
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
 from kvarn.server.protocols.llamacpp.settings import generation_settings
+from kvarn.server.protocols.logprobs import LEAST
 from kvarn.server.refusal import KINDS, Refusal
 from kvarn.server.schema import Json
 from kvarn.server.timings import timings_at_end
 
-LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 SLOT = -1  # kvarn has no slots
 
 
@@ -39,9 +39,7 @@ class LlamaReply:
         self._last: dict[int, Part] = {}  # by choice
 
     def whole(self, choices: Sequence[Part], end: End) -> Json | list[Json]:
-        if self._call.pooling is not None:  # no answers were asked for
-            choices = [Part(i, [], Reader(), [], 0, None, "length", None) for i in range(len(self._setting.prompts))]
-        made = [self._chosen(self._final(part, end, part.answer.content)) for part in choices]
+        made = [self._chosen(self._final(part, end, part.answer.content)) for part in choices or self._unanswered()]
         return made[0] if len(made) == 1 else made
 
     def begin(self, n_prompt: int) -> Iterator[bytes]:
@@ -71,14 +69,18 @@ class LlamaReply:
         yield sse(compact(body))
 
     def end(self, end: End) -> Iterator[bytes]:
-        for index in sorted(self._last):
-            yield sse(compact(self._chosen(self._final(self._last[index], end, ""))))
+        for part in [self._last[index] for index in sorted(self._last)] or self._unanswered():
+            yield sse(compact(self._chosen(self._final(part, end, ""))))
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[bytes]:
         yield b"error: " + compact(self.error(refusal, request_id)["error"]).encode() + b"\n\n"
 
     def error(self, refusal: Refusal, request_id: str) -> Json:
         return llamacpp_error(refusal, request_id)
+
+    def _unanswered(self) -> list[Part]:
+        """No answers were asked for."""
+        return [Part(i, [], Reader(), [], 0, None, "length", None) for i in range(len(self._setting.prompts))]
 
     def _prompt(self, part: Part) -> Sequence[int]:
         return self._setting.prompts[part.index // self._call.n]
@@ -110,7 +112,8 @@ class LlamaReply:
 
     def _generation_settings(self) -> Json:
         setting = self._setting
-        return generation_settings(setting.params, setting.context, self._call.stream, self._call.max_tokens)
+        limit = 0 if self._call.pooling is not None else self._call.max_tokens
+        return generation_settings(setting.params, setting.context, self._call.stream, limit)
 
     def _chosen(self, body: Json) -> Json:
         """Only what `response_fields` asks for; a/b is the field b of a."""

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from kvarn.dialect import Content, Malformed, Reasoning
-from kvarn.jobs.job import TokenLogprob
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import End, Part, Setting, compact
+from kvarn.server.protocols.logprobs import token_entry
 from kvarn.server.protocols.openai.embeddings import EmbeddingReply
 from kvarn.server.refusal import Refusal
 from kvarn.server.schema import Json
 
 LINES = "application/x-ndjson"
-LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 NS = 1_000_000  # in a millisecond
 
 
@@ -92,15 +91,9 @@ class OllamaReply:
         }
 
     def _logprobs(self, part: Part) -> Json:
-        return {} if part.logprobs is None else {"logprobs": [self._entry(entry) for entry in part.logprobs]}
-
-    def _entry(self, entry: TokenLogprob) -> Json:
-        top = [self._token(token, logprob) for token, logprob in entry.top]
-        return {**self._token(entry.token, entry.logprob), "top_logprobs": top}
-
-    def _token(self, token: int, logprob: float) -> Json:
-        raw = self._setting.token_bytes(token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+        if part.logprobs is None:
+            return {}
+        return {"logprobs": [token_entry(entry, self._setting.token_bytes) for entry in part.logprobs]}
 
     def _line(self, body: Json) -> bytes:
         return f"{compact(body)}\n".encode()

@@ -3,6 +3,8 @@
 from kvarn.server.faults import openai_error
 from kvarn.server.protocols.base import Address, Spoken, text
 from kvarn.server.protocols.openai.calls import CHAT_FIELDS, COMPLETION_FIELDS, chat_call, completion_call
+from kvarn.server.protocols.openai.chat_reply import ChatReply
+from kvarn.server.protocols.openai.completion_reply import CompletionReply
 from kvarn.server.protocols.openai.embeddings import (
     EMBEDDING_FIELDS,
     EmbeddingReply,
@@ -10,7 +12,6 @@ from kvarn.server.protocols.openai.embeddings import (
     refuse_rerank,
 )
 from kvarn.server.protocols.openai.render import count, render
-from kvarn.server.protocols.openai.reply import ChatReply, CompletionReply
 
 OPENAI = Spoken(
     [

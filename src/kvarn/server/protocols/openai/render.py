@@ -25,8 +25,8 @@ SHOWN = (
 
 async def count(service: "Service", request: Request) -> Response:
     """How many tokens the prompt of a chat has."""
-    _, planned = await service.plan(request, chat_call, service.caller(request))
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(planned.submissions[0].prompt)})
+    service.caller(request)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await service.count(request, chat_call)})
 
 
 def render(parse: Callable[[bytes], Call], one: bool = False) -> Serve:

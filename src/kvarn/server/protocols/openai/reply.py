@@ -1,28 +1,20 @@
-"""OpenAI's answers: whole ones, and chunks of a stream. Non-goals: waiting, HTTP.
-
-The parts of a chat's answer come as kvarn.dialect's deltas, and only this file gives them the form of these two
-endpoints.
-"""
+"""What the answers of OpenAI's chats and completions have in common, whole and as chunks. Non-goals: waiting, HTTP."""
 
 import json
-import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from kvarn.chats.answer import Reader
-from kvarn.dialect import CallArguments, CallBegin, Content, Delta, Malformed, Reasoning
 from kvarn.jobs.job import TokenLogprob
 from kvarn.server.diagnostics import openai_diagnostics
 from kvarn.server.faults import openai_error
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
+from kvarn.server.protocols.logprobs import LEAST
 from kvarn.server.refusal import Refusal
 from kvarn.server.schema import Json
 from kvarn.server.timings import Timings
-
-LEAST = -9999.0  # the smallest log-probability, because JSON has no -infinity
 
 
 class OpenAIReply:
@@ -188,146 +180,6 @@ class OpenAIReply:
 
     def _spelled(self, token: int) -> str:
         return self._setting.token_bytes(token).decode("utf-8", "replace")
-
-
-class ChatReply(OpenAIReply):
-    prefix = "chatcmpl"
-    whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, setting: Setting, call: Call) -> None:
-        super().__init__(setting, call)
-        self._reasoning = call.talk is None or call.talk.reasoning
-        self._opened: set[int] = set()
-
-    def begin(self, n_prompt: int) -> Iterator[bytes]:
-        if self._call.token_ids:
-            self._once = {"prompt_token_ids": list(self._setting.prompts[0])}
-        return super().begin(n_prompt)
-
-    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
-        body[name] = of_prompts[0]
-
-    def _choice(self, part: Part) -> Json:
-        end = {"logprobs": self._logprobs(part.logprobs), "finish_reason": part.finish or "stop"}
-        return {"index": part.index, "message": self._message(part.answer), **end}
-
-    def _message(self, answer: Reader) -> Json:
-        content = answer.content if answer.content.strip() or not answer.calls else None
-        message: Json = {"role": "assistant", "content": content, "refusal": None}
-        if answer.reasoning and self._reasoning:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["tool_calls"] = [call.as_field() for call in answer.calls]
-        return message
-
-    def _empty(self, index: int) -> Json:
-        return _chunked(index, {})
-
-    def _opening(self, index: int) -> Iterator[bytes]:
-        if index not in self._opened:
-            self._opened.add(index)
-            yield self._frame(_chunked(index, {"role": "assistant", "content": None}))
-
-    def _chunks(self, part: Part) -> list[Json]:
-        """The log-probabilities are in the first one. The last one of a choice has only its finish_reason."""
-        found = [_chunked(part.index, body) for delta in part.deltas if (body := self._delta(delta))]
-        if part.finish or (part.logprobs and not found):
-            found.append(_chunked(part.index, {}))
-        if part.logprobs is not None and found:
-            found[0]["logprobs"] = self._logprobs(part.logprobs)
-        if part.finish:
-            found[-1]["finish_reason"] = part.finish
-        return found
-
-    def _delta(self, delta: Delta) -> Json:
-        """Empty if the client sees nothing of it."""
-        match delta:
-            case Content(text) | Malformed(text):
-                return {"content": text} if text else {}
-            case Reasoning(text):
-                return {"reasoning_content": text} if self._reasoning and text else {}
-            case CallBegin(number, id, name):
-                function = {"name": name, "arguments": ""}
-                return {"tool_calls": [{"index": number, "id": id, "type": "function", "function": function}]}
-            case CallArguments(number, text):
-                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]} if text else {}
-        return {}
-
-    def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> Json | None:
-        if entries is None:
-            return None
-        return {"content": [token_entry(entry, self._setting.token_bytes) for entry in entries], "refusal": None}
-
-
-class CompletionReply(OpenAIReply):
-    prefix = "cmpl"
-    whole_kind = chunk_kind = "text_completion"
-
-    def __init__(self, setting: Setting, call: Call) -> None:
-        super().__init__(setting, call)
-        self._offsets: dict[int, int] = {}  # characters of each choice sent so far
-        self._begun: set[int] = set()  # choices that have a chunk
-
-    def _place(self, body: Json, name: str, of_prompts: list[Json]) -> None:
-        for choice in body["choices"]:
-            choice[name] = of_prompts[choice["index"] // self._call.n]
-
-    def _add_ids(self, part: Part, found: list[Json]) -> None:
-        super()._add_ids(part, found)
-        if part.index not in self._begun:
-            self._begun.add(part.index)
-            found[0]["prompt_token_ids"] = list(self._setting.prompts[part.index // self._call.n])
-
-    def _choice(self, part: Part) -> Json:
-        end = {"logprobs": self._logprobs(part.index, part.logprobs), "finish_reason": part.finish or "stop"}
-        return {"index": part.index, "text": part.answer.content, **end}
-
-    def _empty(self, index: int) -> Json:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
-
-    def _chunks(self, part: Part) -> list[Json]:
-        text = "".join(delta.text for delta in part.deltas if isinstance(delta, Content))
-        entries = self._logprobs(part.index, part.logprobs)
-        return [{"index": part.index, "text": text, "logprobs": entries, "finish_reason": part.finish}]
-
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob] | None) -> Json | None:
-        if entries is None:
-            return None
-        offset, offsets, tokens = self._offsets.get(index, 0), [], []
-        for entry in entries:
-            tokens.append(self._spelled(entry.token))
-            offsets.append(offset)
-            offset += len(tokens[-1])
-        self._offsets[index] = offset
-        tops = [
-            {self._spelled(token): max(p, LEAST) for token, p in entry.top} if not math.isnan(entry.logprob) else None
-            for entry in entries
-        ]
-        return {
-            "tokens": tokens,
-            "token_logprobs": [_or_null(entry.logprob) for entry in entries],
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
-
-
-def token_entry(entry: TokenLogprob, token_bytes: Callable[[int], bytes]) -> Json:
-    """A token, its log-probability and those of the likeliest tokens."""
-
-    def of(token: int, logprob: float) -> Json:
-        raw = token_bytes(token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(raw)}
-
-    return {**of(entry.token, entry.logprob), "top_logprobs": [of(token, logprob) for token, logprob in entry.top]}
-
-
-def _chunked(index: int, delta: Json) -> Json:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _or_null(logprob: float) -> float | None:
-    """NaN stands for the first token of a prompt, which no token predicts."""
-    return None if math.isnan(logprob) else max(logprob, LEAST)
 
 
 def usage_of(end: End, n_written: int) -> Json:

@@ -27,11 +27,8 @@ async def create(service: "Service", request: Request) -> Response:
 
 
 async def count(service: "Service", request: Request) -> Response:
-    caller = service.caller(request)
-    parse = partial(response_call, stored=service.responses, owner=caller.owner)
-    _, planned = await service.plan(request, parse, caller)
-    n = sum(len(submission.prompt) for submission in planned.submissions)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
+    parse = partial(response_call, stored=service.responses, owner=service.caller(request).owner)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await service.count(request, parse)})
 
 
 async def read(service: "Service", request: Request) -> Response:

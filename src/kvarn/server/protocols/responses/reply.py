@@ -11,7 +11,7 @@ from kvarn.server.diagnostics import openai_diagnostics
 from kvarn.server.faults import openai_error
 from kvarn.server.parse import Call
 from kvarn.server.protocols.base import SSE, End, Part, Setting, compact, sse
-from kvarn.server.protocols.openai.reply import token_entry
+from kvarn.server.protocols.logprobs import token_entry
 from kvarn.server.protocols.responses.calls import Asked
 from kvarn.server.protocols.responses.items import listed
 from kvarn.server.protocols.responses.output import Event, Output

@@ -1,0 +1,61 @@
+"""A model on the cpu backend, as forecasts need it: sizes, and what a step computes. It need not be loaded."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvarn.backends.cpu import Cpu
+from kvarn.backends.cpu.program import CpuProgram, outline_program
+from kvarn.cache.plan import CacheConfig, Plan, plan
+from kvarn.forecast.memory import Memory, memory_of, vocabulary_bytes
+from kvarn.forecast.work import Matrix, Work, work_of
+from kvarn.loading.checkpoint import Checkpoint
+from kvarn.models.families import graph_of
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Outlined:
+    """`max_tokens`: of a step. `process`: bytes that the process holds without a model."""
+
+    def __init__(
+        self, program: CpuProgram, shapes: Shapes, backend: Cpu, max_tokens: int, process: int, sentence_piece: bool
+    ) -> None:
+        self.config = program.config
+        self.backend = backend
+        self.max_tokens = max_tokens
+        self.work: Work = work_of(graph_of(self.config, shapes), matrices_of(program), self.config.vocab_size)
+        self._program, self._process = program, process
+        self._vocabulary = vocabulary_bytes(self.config.vocab_size, sentence_piece)
+
+    @classmethod
+    def of_headers(cls, checkpoint: Checkpoint, backend: Cpu, max_tokens: int, process: int) -> "Outlined":
+        shapes = checkpoint.shapes
+        program = outline_program(checkpoint, graph_of(checkpoint.config, shapes), backend.pool)
+        sentence_piece = checkpoint.metadata.get("tokenizer.ggml.model") == "llama"
+        return cls(program, shapes, backend, max_tokens, process, sentence_piece)
+
+    @classmethod
+    def of_loaded(
+        cls, program: CpuProgram, backend: Cpu, max_tokens: int, process: int, sentence_piece: bool
+    ) -> "Outlined":
+        weights = program.weights
+        shapes: dict[str, tuple[int, ...]] = {name: (m.rows, m.cols) for name, m in weights.matrices.items()}
+        shapes |= {name: vector.shape for name, vector in weights.vectors.items()}
+        return cls(program, shapes, backend, max_tokens, process, sentence_piece)
+
+    def plan(self, config: CacheConfig) -> Plan:
+        """As it would be allocated. Raises for a cache that the backend does not have."""
+        config = replace(config, max_chunk=self.max_tokens, ahead=self.backend.ahead)
+        planned = plan(config, self.backend.default_layout)
+        self.backend.check(planned)
+        return planned
+
+    def memory(self, planned: Plan) -> Memory:
+        return memory_of(self._program, planned, self.max_tokens, self._vocabulary, self._process)
+
+
+def matrices_of(program: CpuProgram) -> dict[str, Matrix]:
+    return {
+        name: Matrix(matrix.kind, matrix.nbytes, matrix.rows * matrix.cols)
+        for name, matrix in program.weights.matrices.items()
+    }

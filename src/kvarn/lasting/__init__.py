@@ -1,0 +1,1 @@
+"""What outlasts a process: which cells are the same bits, and files that hold cells."""

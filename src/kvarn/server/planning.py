@@ -1,0 +1,89 @@
+"""`GET /kvarn/plan`: what was to be expected of this server, what is true so far, and the error.
+
+Memory compares the forecast with what the process holds. Speed compares the time of all steps so far with the
+forecast for the mean step: its tokens, and the tokens that their sequences had. Figures of this machine that are
+missing are measured when the engine is idle; until then there is no speed. No texts are involved.
+"""
+
+from threading import Lock
+from typing import Any
+
+from kvarn.backends.cpu import Cpu
+from kvarn.backends.cpu.program import CpuProgram
+from kvarn.forecast.forecast import at_depth, usual_depths
+from kvarn.forecast.machine import kept_rates, rates_of
+from kvarn.forecast.outlined import Outlined
+from kvarn.forecast.rates import Rates
+from kvarn.forecast.report import cache_json, depth_json, memory_json, pair
+from kvarn.forecast.speed import Speed
+from kvarn.forecast.truth import held_bytes
+from kvarn.llm import LLM
+from kvarn.server.refusal import Refusal
+
+Json = dict[str, Any]
+
+
+class Planning:
+    """`process`: bytes that this process held before it had a model; None: nobody looked."""
+
+    def __init__(self, llm: LLM, process: int | None = None) -> None:
+        self._llm, self._process = llm, process
+        self._rates: Rates | None = None
+        self._lock = Lock()  # one measurement at a time
+
+    def facts(self) -> Json:
+        """Takes some tenths of a second at the first call. From any thread."""
+        program, backend = self._llm.program, self._llm.backend
+        if not isinstance(program, CpuProgram) or not isinstance(backend, Cpu):
+            raise Refusal(404, f"the {backend.name} backend has no forecast: it is for the cpu backend")
+        held, planned = held_bytes(self._llm.memory), self._llm.cache.plan
+        step = self._llm.engine.config.max_batch_tokens
+        sentence_piece = self._llm.tokenizer.is_sentence_piece
+        model = Outlined.of_loaded(program, backend, step, self._process or 0, sentence_piece)
+        memory = model.memory(planned)
+        known = held is not None and self._process is not None
+        facts: Json = {
+            "cache": cache_json(planned),
+            "memory": memory_json(memory),
+            "memory_bytes": pair(memory.total, held) if known and held else None,
+            "depths": None,
+            "decode": None,
+            "prefill": None,
+        }
+        rates = self._known_rates(model)
+        if rates is not None:
+            speed = Speed(model.work, planned, rates)
+            facts["depths"] = [depth_json(at_depth(speed, depth)) for depth in usual_depths(planned.context)]
+            facts |= self._so_far(speed)
+        return facts
+
+    def _known_rates(self, model: Outlined) -> Rates | None:
+        planned = self._llm.cache.plan
+        with self._lock:
+            if self._rates is None:
+                self._rates = kept_rates(model.backend, model.work, planned)
+            if self._rates is None and not self._llm.engine.busy:
+                self._rates = rates_of(model.backend, model.work, planned)
+            return self._rates
+
+    def _so_far(self, speed: Speed) -> Json:
+        stats, found = self._llm.engine.stats, Json()
+        if stats.decode_steps:
+            batch, depth = stats.decode_tokens / stats.decode_steps, stats.decode_depth / stats.decode_tokens
+            expected = batch / speed.decode(round(depth), max(round(batch), 1))
+            found["decode"] = {
+                "steps": stats.decode_steps,
+                "sequences": batch,
+                "depth": depth,
+                "tok_s": pair(expected, stats.decode_tokens / stats.decode_seconds),
+            }
+        if stats.prefill_steps:
+            tokens, depth = stats.prefill_tokens / stats.prefill_steps, stats.prefill_depth / stats.prefill_steps
+            expected = tokens / speed.prompt(max(round(tokens), 1), round(depth))
+            found["prefill"] = {
+                "steps": stats.prefill_steps,
+                "tokens": tokens,
+                "depth": depth,
+                "tok_s": pair(expected, stats.prefill_tokens / stats.prefill_seconds),
+            }
+        return found
