@@ -6,6 +6,7 @@ The work is in kvarn.comparison; compare_output.py prints the result.
 import argparse
 from pathlib import Path
 
+from kvarn.backends.cache_settings import context_of
 from kvarn.bench.subject import Setup
 from kvarn.cache.codec import CODECS, cache_types
 from kvarn.cache.strategy import NAMES
@@ -23,7 +24,7 @@ from kvarn.comparison.report import Report, report
 from kvarn.comparison.speed import GENERATED, cases, speeds
 from kvarn.engine.scoring import windows
 from kvarn.errors import KvarnError
-from kvarn.llm import LLM, context_of
+from kvarn.llm import LLM
 from kvarn.words import counted
 
 MOST = 64  # caches
