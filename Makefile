@@ -12,7 +12,7 @@ CASES ?= 500
 MODEL ?= smollm2
 PROMPT ?= "The quick brown fox"
 
-.PHONY: run test smoke test-gpu kernels gpu-proof test-clients test-peers check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
+.PHONY: run test smoke test-gpu kernels gpu-proof test-clients test-peers test-page check format bench bench-targets fuzz fuzz-attention sanitize soak attack clean
 .DELETE_ON_ERROR:
 
 run: $(STAMP)
@@ -79,6 +79,18 @@ test-peers: $(STAMP) $(PEERS)/.installed
 $(PEERS)/.installed: tests/peers/requirements.txt
 	@test -x $(PEERS)/venv/bin/python || $(PYTHON) -m venv $(PEERS)/venv
 	@$(PEERS)/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/peers/requirements.txt
+	@touch $@
+
+# The page of `kvarn serve` in the system's Chromium, in an environment of its own; writes docs/page.md.
+PAGE := build/page
+test-page: $(STAMP) $(PAGE)/.installed
+	@$(PAGE)/venv/bin/python tests/page/run.py $(ARGS)
+
+$(PAGE)/.installed: tests/page/requirements.txt
+	@command -v npm >/dev/null || { echo "npm is needed, for axe-core (Debian/Ubuntu: apt install npm)"; exit 1; }
+	@test -x $(PAGE)/venv/bin/python || $(PYTHON) -m venv $(PAGE)/venv
+	@$(PAGE)/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/page/requirements.txt
+	@npm install --silent --no-audit --no-fund --prefix $(PAGE) axe-core
 	@touch $@
 
 check: $(STAMP)

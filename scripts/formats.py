@@ -19,6 +19,7 @@ ORDER = (
     "bench",
     "bench-serve",
     "perplexity",
+    "compare",
     "plan",
     "inspect",
     "strategies",

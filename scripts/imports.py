@@ -32,11 +32,15 @@ ALLOWED: dict[str, set[str]] = {
     # Tools, reasoning and structures of a conversation, on top of dialects and structures.
     "chats": {"dialect", "structured", "engine.constraint", "text", "errors"},
     "jobs": {"arrays", "chats", "dialect", "engine", "structured", "text", "errors", "words"},
+    # Caches on one model and one text. It prints nothing: no flags, no tables.
+    "comparison": {"arithmetic", "arrays", "backends", "bench", "cache", "engine", "errors", "llm"}
+    | {"loading.progress", "words", "numpy"},
     # Forecasts: sizes and speeds of models that need not be loaded.
     "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
     | {"__version__"},
     # Cells outside of the process: no text, no requests.
     "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
+    "snapshots": {"__version__", "engine", "jobs", "lasting", "text", "errors", "words"},
     "backends": {"arithmetic", "arrays", "cache", "errors", "graph", "loading", "models", "native", "words"}
     | {"numpy", "triton", "cuda"},
 }

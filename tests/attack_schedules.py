@@ -4,6 +4,7 @@
 
 A case is a random model, cache and engine: requests with several samples, priorities, salts and conversations are
 added and cancelled at random moments, in caches that are too small for them. In some cases steps fail on one token.
+Where prefixes are shared, evicted blocks often go to host memory, to a folder, or both, and come back from there.
 """
 
 import random
@@ -20,8 +21,11 @@ from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.request import Request
+from kvarn.lasting import tiers
 
 POISON = 33
+tiers.GUESS = 1e-3  # tiny models compute faster than a disk reads: read all the same
+tiers.BlockTiers.computed = lambda *_: None  # type: ignore[assignment,method-assign]
 FOLDER = tempfile.TemporaryDirectory()  # of the process that forks the others
 
 
@@ -56,6 +60,8 @@ def attempt(seed: int, number: int) -> str:
     }
     if chosen["cache"] == "paged":
         engine |= {"block_size": rng.choice([None, 16, 32])}
+    if chosen["cache"] in ("paged", "sliding"):
+        engine |= tiers_of(rng)
     try:
         llm = LLM(path, **chosen, **engine)
         if chosen["cache"] == "paged":
@@ -70,8 +76,21 @@ def attempt(seed: int, number: int) -> str:
     usage = llm.cache.usage()
     assert not (usage.sequences - len(llm.engine.scheduler.parked)), usage
     llm.cache.check()
+    llm.close()
     compare(LLM(path, **chosen, max_seqs=4, max_batch_tokens=64), made, log, rng, poisoned)
+    if any(count.reads for count in llm.engine.tiers.counts().values()):
+        return "from tiers"
     return "poisoned" if poisoned else "preempted" if llm.engine.scheduler.n_preemptions else "equal"
+
+
+def tiers_of(rng: random.Random) -> dict[str, Any]:
+    """A folder is shared by the cases of a process, so it also has blocks of other models and settings."""
+    chosen: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        chosen["host_cache"] = rng.choice([3_000, 30_000, 10**8])
+    if rng.random() < 0.5:
+        chosen["disk_cache"] = f"{FOLDER.name}/blocks:{rng.choice(['40K', '1M', '1G'])}"
+    return chosen
 
 
 def poison(llm: LLM) -> None:

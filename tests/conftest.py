@@ -58,6 +58,7 @@ ORDER = (
     "jobs",
     "server",
     "bench",
+    "comparison",
 )
 
 

@@ -24,7 +24,10 @@ def operate(book: Book, rng: random.Random) -> None:
         if seq not in book.texts:
             book.open(seq, rng.choice([b"", b"a"]))
             if rng.random() < 0.8:
-                book.adopt(seq, prompt(book, rng))
+                tokens = prompt(book, rng)
+                if rng.random() < 0.9:
+                    book.recall(seq, tokens, rng.choice([0, 1, 2, 99, 99]))
+                book.adopt(seq, tokens)
     elif choice < 0.72:
         batch = rng.sample(live, rng.randint(1, len(live)))
         tokens = {seq: more(book, seq, rng) for seq in batch if room(book, seq)}
@@ -56,6 +59,8 @@ def prompt(book: Book, rng: random.Random) -> list[int]:
     tokens: list[int] = []
     if book.texts and rng.random() < 0.7:
         other = rng.choice(list(book.texts.values())).tokens
+        if book.ended and rng.random() < 0.6:
+            other = rng.choice(book.ended)
         tokens = other[: rng.randint(0, len(other))]
     tokens = tokens + [rng.randrange(3) for _ in range(rng.randint(1, 40))]
     return tokens[: book.config.context]
@@ -93,7 +98,7 @@ def main() -> int:
     parser.add_argument("--only", choices=tuple(CONFIGS), help="one configuration")
     args = parser.parse_args()
     names = [args.only] if args.only else list(CONFIGS)
-    start, done, seed, full, evicted, hits = time.monotonic(), 0, args.seed, 0, 0, 0
+    start, done, seed, full, evicted, hits, planted = time.monotonic(), 0, args.seed, 0, 0, 0, 0
     while done < args.ops:
         for name in names:
             ops = min(RUN, args.ops - done)
@@ -105,6 +110,7 @@ def main() -> int:
                 return 1
             usage = book.cache.usage()
             full, evicted, hits = full + book.full, evicted + usage.blocks_evicted, hits + usage.prefix_hits
+            planted += book.planted
             done += ops
         seed += 1
         if sys.stderr.isatty():
@@ -112,7 +118,7 @@ def main() -> int:
     print(
         f"{done:,} operations over {len(names)} configurations, seeds {args.seed} to {seed - 1}, "
         f"{time.monotonic() - start:.0f} s: clean\n"
-        f"on the way: {full:,} times full, {evicted:,} evictions, {hits:,} tokens reused"
+        f"on the way: {full:,} times full, {evicted:,} evictions, {hits:,} tokens reused, {planted:,} blocks from tiers"
     )
     return 0
 

@@ -292,7 +292,10 @@ def test_every_parameter_of_an_llm_has_a_description() -> None:
         assert re.search(rf"^    {name}  +\S", LLM.__doc__, re.MULTILINE), name
 
 
-def test_the_examples_of_the_python_page_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_python_page_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     model = tiny_model(tmp_path, 2048)  # its tokens are bytes
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]

@@ -21,7 +21,7 @@ from kvarn.backends.base import Backend, Memory
 from kvarn.backends.choice import Opening
 from kvarn.backends.loaded import load
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.plan import CacheConfig, Plan
 from kvarn.cache.prefix import common
 from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.chats.answer import ToolCall
@@ -31,12 +31,14 @@ from kvarn.chats.tools import NO_TOOLS, ToolUse, tool_use
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams, chat_defaults, with_settings
+from kvarn.engine.recall import NO_TIERS
 from kvarn.errors import KvarnError
 from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, messages_of, paired, prompts_of
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
 from kvarn.jobs.pieces import BatchStream, Piece, Stream
 from kvarn.jobs.runner import Runner
 from kvarn.lasting.fingerprint import Fingerprint, fingerprint_of
+from kvarn.lasting.settings import tier_settings
 from kvarn.lasting.snapshot import Facts
 from kvarn.lasting.weights import Weights
 from kvarn.loading.catalogue import DEFAULT_MODEL
@@ -77,6 +79,8 @@ class LLM:
     cache_layout            order of the bytes in a block; None takes the backend's
     cache_bytes             memory for keys and values; None takes what max_seqs full contexts need, or on a
                             device with memory of its own what is left there
+    host_cache              bytes of host memory for blocks that the cache evicts; None: evicted blocks are lost
+    disk_cache              folder for evicted blocks, DIR or DIR:BYTES (default 10G): a restart finds them again
     block_size              tokens per block: a power of two from 16
     window                  a token sees itself and the window - 1 tokens before it
     pinned                  the first tokens, this many, stay visible outside the window
@@ -102,6 +106,8 @@ class LLM:
         cache_type: str = "bf16",
         cache_layout: str | None = None,
         cache_bytes: int | None = None,
+        host_cache: int | None = None,
+        disk_cache: str | Path | None = None,
         block_size: int | None = None,
         window: int | None = None,
         pinned: int | None = None,
@@ -120,6 +126,8 @@ class LLM:
             raise KvarnError(f"model is {model!r}: give a name, a path or hf:org/repo")
         self.name = str(model)
         engine = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
+        tiers = tier_settings(host_cache, disk_cache)
+        cache = tiers.strategy(cache)
         opening = Opening(backend, threads, progress)  # before the model is fetched, so that a wrong name shows at once
         self.path = resolve(self.name, progress=progress)
         checkpoint = open_checkpoint(self.path)
@@ -146,7 +154,13 @@ class LLM:
         graph = graph_of(self.config, checkpoint.shapes)
         planned, memory, self.program = load(self.backend, checkpoint, graph, config, max_batch_tokens, progress)
         self.engine = Engine(
-            self.program, memory, KVCache(planned), engine, self.tokenizer.eos_ids, self.tokenizer.vocab_size
+            self.program,
+            memory,
+            book := KVCache(planned),
+            engine,
+            self.tokenizer.eos_ids,
+            self.tokenizer.vocab_size,
+            tiers.open(book, memory, lambda: self._fingerprint(planned, progress).digest) if tiers else NO_TIERS,
         )
         self.runner = Runner(self.engine, self.tokenizer)
         self.trust_messages = trust_messages
@@ -164,7 +178,10 @@ class LLM:
     @property
     def fingerprint(self) -> Fingerprint:
         """What decides the bits of cells, beside tokens. The first call of a model's life reads its weights."""
-        return fingerprint_of(self.weights.digest(), self.config, self.cache.plan, self.backend)
+        return self._fingerprint(self.cache.plan)
+
+    def _fingerprint(self, plan: Plan, progress: Progress = quiet) -> Fingerprint:
+        return fingerprint_of(self.weights.digest(progress), self.config, plan, self.backend)
 
     @property
     def memory(self) -> Memory:

@@ -1,10 +1,14 @@
-"""Numbers with their nouns or units, for sentences that people read: "1 token", "1,024 tokens", "398 MB".
+"""Numbers with their nouns or units, that people read and write: "1 token", "1,024 tokens", "398 MB", "2G".
 
 Pure functions over text; nothing of kvarn is imported.
 Non-goals: sizes of memory, in binary units (cli/table.py); other languages.
 """
 
+import re
 from collections.abc import Sequence
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # all binary: 1 GB and 1 GiB are 1G
+_BYTES = re.compile(r"(.+?)(?:([KMG])(?:I?B)?|B)?", re.IGNORECASE)
 
 
 def counted(n: int, noun: str, plural: str | None = None) -> str:
@@ -24,3 +28,12 @@ def file_size(n: int) -> str:
 def one_of(words: Sequence[str]) -> str:
     """A choice in words: "a", "a or b", "a, b or c"."""
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def bytes_of(text: str) -> int | None:
+    """A number of bytes that somebody typed: 500M, 2G, 1.5GiB. None if it is no number."""
+    number, unit = match.groups() if (match := _BYTES.fullmatch(text)) else ("", None)
+    try:
+        return int(float(number) * _UNITS[(unit or "").upper()])
+    except (ValueError, OverflowError):
+        return None

@@ -34,12 +34,21 @@ class CacheMachine(RuleBasedStateMachine):
         return len(self.book.texts) < self.book.config.max_seqs
 
     @precondition(has_row)
-    @rule(salt=st.sampled_from([b"", b"a"]), head=CHOICE, cut=CHOICE, rest=st.lists(TOKENS, min_size=1, max_size=40))
-    def open(self, salt: bytes, head: int, cut: int, rest: list[int]) -> None:
-        known = self.book.texts[self.pick(head)].tokens if self.book.texts else []
+    @rule(
+        salt=st.sampled_from([b"", b"a"]),
+        head=CHOICE,
+        cut=CHOICE,
+        rest=st.lists(TOKENS, min_size=1, max_size=40),
+        most=st.sampled_from([0, 1, 99]),  # blocks that come from a tier
+    )
+    def open(self, salt: bytes, head: int, cut: int, rest: list[int], most: int) -> None:
+        texts = [*self.book.ended, *(text.tokens for text in self.book.texts.values())]
+        known = texts[head % len(texts)] if texts else []
         self.next += 1
         self.book.open(self.next, salt)
-        self.book.adopt(self.next, (known[: cut % (len(known) + 1)] + rest)[: self.book.config.context])
+        tokens = (known[: cut % (len(known) + 1)] + rest)[: self.book.config.context]
+        self.book.recall(self.next, tokens, most)
+        self.book.adopt(self.next, tokens)
 
     @precondition(has_live)
     @rule(choices=STEP)

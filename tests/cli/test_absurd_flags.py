@@ -14,6 +14,7 @@ from kvarn import LLM, KvarnError
 from kvarn.cli import main
 
 HUGE = 10**30
+WINDOWS = ",".join(map(str, range(1, 100)))
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,13 @@ LINES = {
         "perplexity -f F -c 1000000000",
         "context 1,000,000,000: .* was trained for 2,048 tokens",
     ),
+    "compared step": ("compare -f F -b 1000000000", "a step of 1000000000 tokens would take"),
+    "compared window": ("compare -f F -c 1000000000", "context 1,000,000,000: .* was trained for 2,048 tokens"),
+    "compared caches": (f"compare -f F --cache ring --window {WINDOWS}", "these are .* caches, and 64 is the most"),
+    "compared depth": ("compare -f F -c 64 -d 1000000000", "-d 1000000000: with -n 16 and -c 64, 46 is the most"),
+    "compared tokens": ("compare -f F -c 64 -n 1000000000", "-n 1000000000 does not fit windows of 64 tokens"),
+    "compared windows": ("compare -f F --windows 0", "--windows is 0; it must be at least 1"),
+    "plot": ("compare -f F --plot /nowhere/a.svg", "/nowhere/a.svg: No such file or directory"),
     "bench step": ("bench -ub 1000000000", "a step of 1000000000 tokens would take .* GiB of workspace"),
     "bench depth": ("bench -d 1000000000", "was trained for 2048: lower -d"),
     "bench batch": ("bench -b 1000000000", "a batch of 1000000000 does not fit a step of 512 tokens"),

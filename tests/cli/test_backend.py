@@ -111,7 +111,9 @@ def test_the_summary_and_the_fingerprint_of_a_server(model: str, monkeypatch: py
         assert part in fingerprint_of(llm)
 
 
-@pytest.mark.parametrize("command", ["run -p ab", "bench -n 1 -p 0", "perplexity -f {text}", "strategies"])
+@pytest.mark.parametrize(
+    "command", ["run -p ab", "bench -n 1 -p 0", "perplexity -f {text}", "compare -f {text}", "strategies"]
+)
 def test_cuda_by_name_without_a_device_is_one_line(
     command: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ from kvarn.errors import KvarnError
 )
 def test_the_options_combine(words: str, expected: str) -> None:
     parser = Parser("kvarn")
-    flags.add_cache_flags(parser)
+    flags.add_cache_type_flags(parser, "bf16")
     assert flags.cache_type_of(parser.parse_args(words.split())) == expected
 
 

@@ -9,6 +9,7 @@ import pytest
 from support.serving import tiny_model
 
 from kvarn import LLM, SamplingParams
+from kvarn.cache.codec import CODECS
 from kvarn.cli import COMMANDS, flags, main, parser_of, split_command
 from kvarn.cli.parser import Parser, UsageError
 from kvarn.engine.params import UNBOUNDED
@@ -146,6 +147,12 @@ WRONG_COMMANDS = {
     "-m x run": "kvarn: there is no option -m before a command: kvarn COMMAND [OPTIONS]",
     "bench serve --rate x": "kvarn bench serve: --rate is 'x'; it must be a number",
     "perplexity": "kvarn perplexity: give the text with -f FILE",
+    "compare": "kvarn compare: give the text with -f FILE",
+    "compare -f x --window 8,y": "kvarn compare: --window is '8,y'; give whole numbers with commas between them, "
+    "as in 0,1024",
+    "compare -f x --cache-type int7": "kvarn compare: --cache-type is 'int7'; it must be one of "
+    f"{', '.join(CODECS)}; did you mean int8?",
+    "compare -f x --plot x.png": "kvarn compare: --plot x.png: the picture is in SVG, so the name must end in .svg",
     "chat -s x": "kvarn chat: there is no option -s (kvarn chat --help lists the options)",
     "chat smollm2 hello": "kvarn chat: 'hello' is one word too many; usage: kvarn chat [MODEL] [OPTIONS]",
     "ls hello": "kvarn list: 'hello' is one word too many; usage: kvarn list [OPTIONS]",

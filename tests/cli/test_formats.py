@@ -46,6 +46,8 @@ LINES = {
     "bench": ("bench", "bench -m M -p 8 -n 2 -r 2 -t 1"),
     "bench with settings": ("bench", "bench -m M -p 0 -n 2 -r 1 -t 1 --block-size 16 --window 16 --cache ring"),
     "perplexity": ("perplexity", "perplexity -m M -f T -c 32 --chunks 2 -t 1"),
+    "compare": ("compare", "compare -m M -f T -c 32 --windows 2 -n 4 -r 2 -t 1"),
+    "compare with windows": ("compare", "compare -m M -f T -c 64 -n 0 -t 1 --cache sinks,auto --window 16 --pinned 2"),
     "plan": ("plan", "plan M -t 1 --depth 0,8"),
     "plan for another machine": ("plan", "plan M -t 1 -np 2 --memory 1M --cache ring --window 16"),
     "plan for a device": ("plan", "plan M --backend cuda --memory 8G"),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu.support.models import Loaded, text, write
@@ -10,9 +11,13 @@ from support import tiny_gguf
 from support.tiny_models import GOLDEN
 
 from kvarn.backends.reference import Reference
+from kvarn.cache.cache import KVCache
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
+from kvarn.lasting.folder import Folder
+from kvarn.lasting.host import HostMemoryTier
+from kvarn.lasting.tiers import BlockTiers
 from kvarn.llm import LLM
 
 ONE = replace(GOLDEN, n_layers=1, window=10)
@@ -103,6 +108,29 @@ def test_the_python_api(cuda, tmp_path: Path) -> None:
         found, expected = (llm.generate(prompts, params) for llm in (ours, theirs))
         assert [each.completions[0].tokens for each in found] == [e.completions[0].tokens for e in expected]
         assert ours.opened.facts["device"] == "Interpreter"
+
+
+def test_evicted_blocks_come_back_from_host_memory_and_from_a_folder(loaded: Loaded, tmp_path: Path) -> None:
+    """Device, host, disk and back, by the same seam."""
+    asked = [(text(38, n), SamplingParams(max_tokens=2, logprobs=2, ignore_eos=True)) for n in range(2)]
+    size = len(loaded.cache(64, block_size=16, max_seqs=1)[0].read_block(0, 0))
+    settings = dict(block_size=16, max_seqs=1, cache_bytes=4 * size)
+    plain = [answers(loaded.engine(64, 64, **settings), [each]) for each in asked]
+
+    def tiers(book: KVCache, memory: Any) -> BlockTiers:
+        slow = BlockTiers(book, memory, HostMemoryTier(9 * size), Folder(tmp_path, 1 << 30, b"s" * 16))
+        slow.computed(100, 1e5)  # as if computing a token took minutes
+        return slow
+
+    engine = loaded.engine(64, 64, tiers, **settings)
+    assert [answers(engine, [each]) for each in asked] == plain
+    assert answers(engine, asked[:1]) == plain[0]
+    assert engine.tiers.counts()["host"].reads >= 1
+    engine.tiers.drain()
+    again = loaded.engine(64, 64, tiers, **settings)
+    assert answers(again, asked[1:]) == plain[1]
+    assert again.tiers.counts()["disk"].reads == 2
+    assert again.cache.usage().external_hits == 32
 
 
 def test_a_snapshot_is_restored_through_the_same_memory(cuda, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def get(folder: Path, *urls: str, longest: int = 1 << 30, told: Callable[..., No
     return fetch("tiny-model==1.0", folder, indexes(*urls), longest, told)
 
 
-@pytest.mark.parametrize("digest", [DIGEST, None])
+@pytest.mark.parametrize("digest", [DIGEST, None], ids=["sha256", "no digest"])
 @pytest.mark.parametrize("kind", [JSON, HTML])
 def test_both_kinds_of_index(server: Server, tmp_path: Path, kind: str, digest: str | None) -> None:
     server.kind, server.pages["/simple/tiny-model/"] = kind, page(kind, digest)

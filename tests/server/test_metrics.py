@@ -35,6 +35,8 @@ VLLM = [  # the metrics that vLLM has, too
     "kv_cache_usage_perc",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
+    "external_prefix_cache_queries_total",
+    "external_prefix_cache_hits_total",
     "prompt_tokens_total",
     "prompt_tokens_cached_total",
     "generation_tokens_total",
@@ -52,6 +54,10 @@ OWN = [
     "kv_cache_resident_tokens",
     "kv_cache_misses_total",
     "kv_cache_evictions_total",
+    "kv_tier_bytes",
+    "kv_tier_reads_total",
+    "kv_tier_writes_total",
+    "kv_tier_drops_total",
     "attention_seconds_total",
     "attention_kernel_calls_total",
     "kv_cache_read_bytes_total",
@@ -76,7 +82,7 @@ BUCKETS = {  # the first and the last finite bucket in vLLM, and how many there 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = tiny_model(tmp_path_factory.mktemp("model"), 4096)
     # The reference counts every kernel's time; chunks without a decode beside them are part of the traffic.
-    with serve(model, "--alias", "tiny", "-np", "2", "-b", "64") as served:
+    with serve(model, "--alias", "tiny", "-np", "2", "-b", "64", "--host-cache", "1M") as served:
         yield served
 
 
@@ -100,6 +106,10 @@ def test_known_traffic_gives_exact_values(server: Served) -> None:
 
     assert value("prefix_cache_queries_total") == 100 + 100 + 100 + 8 + 8
     assert value("prefix_cache_hits_total") == 99 + 50
+    assert value("external_prefix_cache_queries_total") == 316 - 149, "what the cache did not have itself"
+    assert value("external_prefix_cache_hits_total") == value("kv_tier_bytes", tier="host") == 0
+    for what in ("reads", "writes", "drops"):
+        assert value(f"kv_tier_{what}_total", tier="host") == 0, "nothing was evicted"
     assert value("prompt_tokens_total") == 316
     assert value("prompt_tokens_cached_total") == 149
     assert value("request_success_total", finished_reason="length") == 4
@@ -172,7 +182,7 @@ def test_every_metric_is_tested_and_documented(server: Served) -> None:
 @pytest.fixture(scope="module")
 def like_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = tiny_model(tmp_path_factory.mktemp("model"), 2048)
-    with serve(model, "--alias", "tiny", "--metrics-prefix", "vllm") as served:
+    with serve(model, "--alias", "tiny", "--host-cache", "1M", "--metrics-prefix", "vllm") as served:
         body = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
         assert served.ask("/v1/completions", body).status == 200
         yield served

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
+from kvarn.cache.border import Border
 from kvarn.cache.cache import KVCache
+from kvarn.cache.cover import needed, reach
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import GroupStep, Step
+from kvarn.cache.tier import Spilled
 from kvarn.errors import KvarnError, UnknownSequence
 
 FULL = LayerSpec(2, 1, 1, 1)
@@ -117,6 +120,10 @@ class Book:
         self.shares = self.cache.shares
         self.windowed = any(group.config.spec.window is not None for group in self.cache.plan.groups)
         self.full = 0  # times that reserve answered False
+        self.tier: dict[tuple[int, bytes], list[int | None]] = {}  # cells of evicted blocks, by group and hash
+        self.ended: list[list[int]] = []  # texts of freed sequences, whose blocks may be in the tier
+        self.planted = 0  # blocks that came back from it
+        self.border = Border(self.cache, self._spilled) if self.shares else None
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -140,6 +147,39 @@ class Book:
         text.extend(tokens[:reused])
         text.committed = reused
         return adoption
+
+    def _spilled(self, spilled: Spilled) -> None:
+        """The tier keeps the cells of each block that is evicted. A name stands for the same cells each time."""
+        device = self.devices[spilled.group]
+        first = spilled.block * self.size
+        cells = [device.cells.get(first + slot) for slot in range(self.size)]
+        assert self.tier.setdefault((spilled.group, spilled.key), cells) == cells, "one name for two contents"
+
+    def recall(self, seq: int, tokens: list[int], most: int) -> None:
+        """Before `adopt`: plant up to `most` blocks of the prompt that the tier has, as a fetch does."""
+        if self.border is None:
+            return
+        local, groups = self.border.seek(seq, tokens)
+        have = [[p.resident or (g, p.key) in self.tier for p in places] for g, places in enumerate(groups)]
+        length = reach(have, self.border.configs, max(len(tokens) - 1, 0) // self.size * self.size)
+        if length <= local or not self.border.hold(seq, tokens, length, spare=1):
+            return
+        self.cache.check()
+        todo = [(i, g) for g, config in enumerate(self.border.configs) for i in needed(length, config)]
+        for logical, group in sorted(todo):
+            place = groups[group][logical]
+            if place.resident:
+                continue
+            cells = self.tier[group, place.key]
+            write = lambda block, g=group, cells=cells: self.devices[g].cells.update(  # noqa: E731
+                (block * self.size + slot, cell) for slot, cell in enumerate(cells)
+            )
+            if most == 0 or not self.border.plant(seq, group, groups[group][: logical + 1], write):
+                return
+            most -= 1
+            self.planted += 1
+            self.cache.check()
+        assert self.border.seek(seq, tokens)[0] >= length, "all blocks are there, and are not found"
 
     def _resident_elsewhere(self, salt: bytes, tokens: list[int]) -> int:
         best = 0
@@ -263,7 +303,7 @@ class Book:
 
     def free(self, seq: int) -> None:
         self.cache.free(seq)
-        del self.texts[seq]
+        self.ended.append(self.texts.pop(seq).tokens)
 
     def misuse(self, seq: int) -> None:
         """Errors are typed and change nothing."""

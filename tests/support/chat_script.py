@@ -38,8 +38,10 @@ class Script:
     def statistics(self, text: str) -> None:
         self.costs.append(text)
 
-    def answer(self) -> "Script":
+    def answer(self, job: object = None) -> "Script":
         return self
+
+    def wait(self) -> None: ...
 
     def think(self, piece: str) -> None:
         self.thoughts.append(piece)

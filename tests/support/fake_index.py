@@ -13,7 +13,9 @@ from threading import Thread
 MODEL = b"GGUF" + random.Random(3).randbytes(3 << 20)
 PACKED = io.BytesIO()
 with zipfile.ZipFile(PACKED, "w") as archive:
-    archive.writestr("tiny_model/tiny.gguf", MODEL)
+    archive.writestr(
+        zipfile.ZipInfo("tiny_model/tiny.gguf"), MODEL
+    )  # with a fixed time, so that its digest is fixed, too
 WHEEL = PACKED.getvalue()
 FILE = "tiny_model-1.0-py3-none-any.whl"
 DIGEST = sha256(WHEEL).hexdigest()

@@ -1,12 +1,13 @@
 """Engines with tiny random models of every architecture, without a file."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from support.null_backend import Null, NullProgram
 from support.tiny_models import ENGINE
 
+from kvarn.backends.base import Memory
 from kvarn.backends.reference import Reference
 from kvarn.backends.reference.program import ReferenceProgram
 from kvarn.cache.cache import KVCache
@@ -14,6 +15,7 @@ from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
+from kvarn.engine.recall import NO_TIERS, Tiers
 from kvarn.graph.ops import Rope
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import family_of, graph_of
@@ -78,6 +80,7 @@ def engine_of(
     max_waiting: int | None = None,
     eos_ids: Sequence[int] = (),
     n_tokens: int | None = None,
+    tiers: Callable[[KVCache, Memory], Tiers] = lambda cache, memory: NO_TIERS,
     **cache,
 ) -> Engine:
     backend = Reference() if computing else Null()
@@ -85,7 +88,8 @@ def engine_of(
     settings = dict(context=CONTEXT, strategy="paged", codec="bf16", max_seqs=4, max_chunk=max_batch_tokens) | cache
     planned = plan(CacheConfig(layers=program.config.layer_specs, **settings))
     config = EngineConfig(max_batch_tokens, chunk_while_decoding, max_waiting)
-    return Engine(program, backend.memory(planned), KVCache(planned), config, eos_ids, n_tokens)
+    memory, book = backend.memory(planned), KVCache(planned)
+    return Engine(program, memory, book, config, eos_ids, n_tokens, tiers(book, memory))
 
 
 def finish(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from kvarn.backends import check_memory
 from kvarn.backends.base import Program
 from kvarn.bench.case import GENERATE, Case, Reading
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig, plan
+from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
@@ -38,13 +38,7 @@ class Setup:
     chunk: int = 512  # most tokens per step
 
 
-def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | None = None) -> Engine:
-    """An engine with its own cache. It shares the loaded weights of `llm`."""
-    if context > llm.config.context:
-        raise KvarnError(
-            f"this depth needs a context of {context} tokens and the model was trained for "
-            f"{llm.config.context}: lower -d, -p or -n"
-        )
+def plan_of(llm: LLM, setup: Setup, context: int, batch: int) -> Plan:
     config = CacheConfig(
         layers=llm.config.layer_specs,
         context=context,
@@ -58,7 +52,17 @@ def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | N
         pinned=setup.pinned,
         ahead=llm.backend.ahead,
     )
-    planned = plan(config, llm.backend.default_layout)
+    return plan(config, llm.backend.default_layout)
+
+
+def build(llm: LLM, setup: Setup, context: int, batch: int, program: Program | None = None) -> Engine:
+    """An engine with its own cache. It shares the loaded weights of `llm`."""
+    if context > llm.config.context:
+        raise KvarnError(
+            f"this depth needs a context of {context} tokens and the model was trained for "
+            f"{llm.config.context}: lower -d, -p or -n"
+        )
+    planned = plan_of(llm, setup, context, batch)
     check_memory(planned, llm.backend)
     memory = llm.backend.memory(planned)
     return Engine(program or llm.program, memory, KVCache(planned), EngineConfig(setup.chunk))
@@ -105,6 +109,10 @@ class EngineSubject:
     def depths(self) -> list[int]:
         """Tokens in the cache, by sequence."""
         return [self.engine.cache.length(sample.id) for sample in self.samples]
+
+    def generated(self, case: Case) -> list[int]:
+        """What the last repetition of this case generated after the first sequence."""
+        return self.samples[0].tokens[case.depth + 1 :]
 
     def close(self) -> None:
         for sample in self.samples:

@@ -17,6 +17,9 @@ class Reason(StrEnum):
     NOT_SHARING = "strategy does not share"
     LOGITS = "logits asked for"  # of the prompt's tokens, so the prompt is computed
     STATES = "states asked for"  # the same for the mean of hidden states
+    NOT_WORTH_IT = "stored, not worth reading"  # a tier has more, and computing it was expected to be faster
+    TOO_SLOW = "stored, read too slowly"  # reading took as long as computing was expected to take
+    DAMAGED = "stored, damaged"  # a file of a tier did not hold what its name promises; it was removed
 
 
 class ReuseLimit(NamedTuple):
@@ -33,3 +36,22 @@ class ReuseLimit(NamedTuple):
 class Adoption(NamedTuple):
     reused: int
     limit: ReuseLimit
+
+
+class Fetched(NamedTuple):
+    """What tiers gave to a prompt: tokens beyond those that the cache had itself."""
+
+    asked: bool = False  # whether there are tiers
+    local: int = 0  # tokens that the cache had itself
+    host_tokens: int = 0  # reused from host memory
+    host_seconds: float = 0.0
+    disk_tokens: int = 0
+    disk_seconds: float = 0.0
+    limit: ReuseLimit | None = None  # why tiers did not give all that they have
+
+    @property
+    def tokens(self) -> int:
+        return self.host_tokens + self.disk_tokens
+
+
+NOT_FETCHED = Fetched()

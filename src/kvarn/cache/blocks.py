@@ -9,10 +9,14 @@ A block is in exactly one of three states:
 `take` prefers a free block. If there is none, it evicts the least recently used cached block. Eviction
 skips a block of priority p up to p times and moves it to the recent end of the LRU list. A block is
 never pinned. All operations are O(1); eviction is amortized O(1).
+
+`touched` is called with every block that an operation changes. While nobody watches, it does nothing.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from kvarn.errors import BrokenInvariant
 
@@ -24,9 +28,13 @@ class BlockPool:
         keep: Callable[[int], bool],
         evicted: Callable[[int], None],
         watermarks: tuple[float, float] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.n_blocks = n_blocks
         self.references = [0] * n_blocks
+        self.used = [0.0] * n_blocks  # when the last reference to each cached block was released
+        self.touched: Callable[[int], object] = _unwatched
+        self._clock = clock
         self._skips = [0] * n_blocks  # how often eviction still skips each block
         self.n_evicted = 0
         self._keep = keep  # called when the last reference is released: can the content be reused?
@@ -45,6 +53,10 @@ class BlockPool:
         """In order of eviction."""
         return list(self._cached)
 
+    def next_evicted(self, n: int) -> list[int]:
+        """The first n cached blocks in order of eviction."""
+        return list(islice(self._cached, n))
+
     @property
     def n_live(self) -> int:
         return self.n_blocks - self.available
@@ -61,6 +73,7 @@ class BlockPool:
         block = self._free.pop()
         self.references[block] = 1
         self._skips[block] = 0
+        self.touched(block)
         return block
 
     def share(self, block: int) -> None:
@@ -68,13 +81,16 @@ class BlockPool:
         if self.references[block] == 0:
             del self._cached[block]
         self.references[block] += 1
+        self.touched(block)
 
     def release(self, block: int, priority: int = 0) -> None:
         """Remove a reference. Without references, the block becomes the most recent cached block, or free."""
         self.references[block] -= 1
         self._skips[block] = max(self._skips[block], priority)
+        self.touched(block)
         if self.references[block] == 0:
             if self._keep(block):
+                self.used[block] = self._clock()
                 self._cached[block] = None
                 self._trim()
             else:
@@ -85,6 +101,10 @@ class BlockPool:
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)
+            self.touched(block)
+
+    def unwatch(self) -> None:
+        self.touched = _unwatched
 
     def _evict(self) -> None:
         block, _ = self._cached.popitem(last=False)
@@ -95,6 +115,7 @@ class BlockPool:
         self.n_evicted += 1
         self._free.append(block)
         self._evicted(block)
+        self.touched(block)
 
     def _trim(self) -> None:
         """Above the high watermark, evict down to the low one. With the default (all blocks) nothing is evicted."""
@@ -109,3 +130,7 @@ class BlockPool:
             raise BrokenInvariant("a block is in two states at once")
         if len(free) + len(cached) + len(live) != self.n_blocks or min(self.references, default=0) < 0:
             raise BrokenInvariant("a block is in no state: leaked, or released twice")
+
+
+def _unwatched(block: int) -> None:
+    """Nobody wants to know."""

@@ -14,11 +14,13 @@ Memory).
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
-from kvarn.cache.adoption import Adoption
+from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched
+from kvarn.cache.journal import Changes, Journal, TreeJournal
 from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
@@ -26,6 +28,7 @@ from kvarn.cache.prefix import common
 from kvarn.cache.residency import Residency
 from kvarn.cache.sharing import NO_SHARING, match, parting
 from kvarn.cache.step import GroupStep, RowEdit, Step
+from kvarn.cache.tier import Spill
 from kvarn.cache.usage import GroupMap, PrefixCount, Query, Usage
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, OutOfSequences, SequenceExists, UnknownSequence
 
@@ -58,24 +61,36 @@ class _Entry:
 class KVCache:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._lock = RLock()
+        self.lock = RLock()
         self._prefixes = PrefixCount()
+        self._spill: Spill | None = None
+        self._journals: list[Journal | TreeJournal] = []  # one per group while somebody watches
         self.reset()
 
     def reset(self) -> None:
         """Forget every sequence and every prefix. No step may be under way."""
-        with self._lock:
+        with self.lock:
             make = PLACEMENTS[self.plan.strategy.placement]
             self.placements: list[Placement[Any]] = [make(group.config) for group in self.plan.groups]
             self._entries: dict[int, _Entry] = {}
             self._free_rows = list(reversed(range(self.plan.max_seqs)))
+            if self._spill is not None:
+                self.spill_to(self._spill)
+            if self._journals:
+                self.watch()
+
+    def spill_to(self, spill: Spill) -> None:
+        """Call `spill` with every full block just before it is evicted, inside of the verb that evicts it."""
+        self._spill = spill
+        for group, placement in enumerate(self.placements):
+            placement.spill_to(group, spill)
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
     def open(self, seq: int, salt: bytes = b"", priority: int = 0) -> None:
         """Only sequences with the same salt share prefixes. Eviction skips the blocks that this sequence leaves in
         the cache `priority` times."""
-        with self._lock:
+        with self.lock:
             self._check_openable(seq)
             if not isinstance(salt, bytes):
                 raise KvarnError(f"the salt is {salt!r}; it must be bytes")
@@ -87,16 +102,19 @@ class KVCache:
         """Whether a prompt can reuse what another sequence computed."""
         return all(p.shares for p in self.placements)
 
-    def adopt(self, seq: int, tokens: Sequence[int], counted: bool = True) -> Adoption:
+    def adopt(self, seq: int, tokens: Sequence[int], counted: bool = True, fetched: Fetched = NOT_FETCHED) -> Adoption:
         """Reuse the prefix of this prompt that every group still has, but never its last token.
 
-        `counted=False` after a preemption: the request's first lookup was already counted."""
-        with self._lock:
+        `counted=False` after a preemption: the request's first lookup was already counted. `fetched`: what tiers
+        gave just before."""
+        with self.lock:
             entry, ids = self._entry(seq), _ids(tokens)
             adoption = match(self.placements, seq, ids) if self.shares else NO_SHARING
             for placement in self.placements:
                 placement.adopt(seq, ids, adoption.reused)
-            self._count(entry, Query(len(ids), adoption), counted)
+            if fetched.limit is not None and adoption.reused < fetched.limit.at:
+                adoption = Adoption(adoption.reused, fetched.limit)
+            self._count(entry, Query(len(ids), adoption, fetched), counted)
             return adoption
 
     def resume(self, seq: int, had: Sequence[int], tokens: Sequence[int], counted: bool = True) -> Adoption:
@@ -104,7 +122,7 @@ class KVCache:
 
         It rewinds to the common prefix, as far as that is intact, and never reuses the last token of
         `tokens`. Works with every strategy."""
-        with self._lock:
+        with self.lock:
             entry, ids = self._entry(seq), _ids(tokens)
             shared = common(had, ids[:-1])
             reused = self.rewind(seq, shared)
@@ -123,14 +141,14 @@ class KVCache:
         """Make room for `length` tokens in every group. False, with no change, if there is no room now. Raises if
         they can never fit."""
         _check_whole(length)
-        with self._lock:
+        with self.lock:
             if len(self.placements) > 1 and any(p.shortfall(seq, length) for p in self.placements):
                 return False
             return all(p.reserve(seq, length) for p in self.placements)
 
     def advance(self, seq: int, n: int) -> None:
         """The prepared step was launched and writes n more positions of the sequence."""
-        with self._lock:
+        with self.lock:
             entry = self._entry(seq)
             if entry.residencies[0].length + n > entry.prepared:
                 raise BadStep(f"sequence {seq}: no prepared step writes these {n} tokens: prepare, then advance")
@@ -141,7 +159,7 @@ class KVCache:
 
     def launched(self, step: Step) -> None:
         """Advance every sequence of the step over all its new tokens."""
-        with self._lock:
+        with self.lock:
             entries = [self._entry(seq) for seq in step.seqs]
             for seq, entry, n in zip(step.seqs, entries, step.n_new, strict=True):
                 if entry.residencies[0].length + n != entry.prepared:
@@ -154,7 +172,7 @@ class KVCache:
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """Give the ids of the oldest uncommitted tokens, in order. Other sequences can share them from now on."""
-        with self._lock:
+        with self.lock:
             ids = _ids(tokens)
             for placement in self.placements:
                 placement.commit(seq, ids)
@@ -162,18 +180,31 @@ class KVCache:
     def restored(self, seq: int, tokens: Sequence[int], holes: Sequence[range]) -> None:
         """Advance and commit, for cells that were written from outside. holes[g] are positions of group g that have no
         cells, because no later query sees them: no other sequence reuses them, and no rewind shows them."""
-        with self._lock:
+        with self.lock:
             pairs = list(zip(self.placements, holes, strict=True))
             hollow = [placement.overlapping(seq, hole) if hole else [] for placement, hole in pairs]
             self.advance(seq, len(tokens))
-            self.commit(seq, tokens)
-            for (placement, hole), blocks in zip(pairs, hollow, strict=True):
-                placement.discard(blocks)
-                placement.residency(seq).hole = hole
+            with self._unspilled():
+                self.commit(seq, tokens)
+                for (placement, hole), blocks in zip(pairs, hollow, strict=True):
+                    placement.discard(blocks)
+                    placement.residency(seq).hole = hole
+
+    @contextmanager
+    def _unspilled(self) -> Iterator[None]:
+        """Nothing that is evicted meanwhile goes to a tier: some blocks of the tree have no cells."""
+        spill = self._spill
+        if spill is not None:
+            self.spill_to(lambda spilled: None)
+        try:
+            yield
+        finally:
+            if spill is not None:
+                self.spill_to(spill)
 
     def abandon(self, seq: int) -> None:
         """Free a sequence that was not restored completely. Nothing of it can be reused. No error if it is not open."""
-        with self._lock:
+        with self.lock:
             if seq in self._entries:
                 held = [[block for block, _ in placement.blocks(seq)] for placement in self.placements]
                 self.rewind(seq, 0)  # before `free`, which would keep an unfilled block
@@ -184,7 +215,7 @@ class KVCache:
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that is intact in every group. The result is that length."""
         _check_whole(length)
-        with self._lock:
+        with self.lock:
             wanted = length
             while (intact := min(p.intact(seq, wanted) for p in self.placements)) < wanted:
                 wanted = intact
@@ -195,7 +226,7 @@ class KVCache:
 
     def fork(self, parent: int, child: int) -> bool:
         """Open `child` as a copy of the parent's committed tokens. False, with no change, if there is no room."""
-        with self._lock:
+        with self.lock:
             self._entry(parent)
             self._check_openable(child)
             if not all(p.can_fork(parent) for p in self.placements):
@@ -208,7 +239,7 @@ class KVCache:
 
     def free(self, seq: int) -> int:
         """Release the sequence and return its number of blocks; 0 if it is not open."""
-        with self._lock:
+        with self.lock:
             entry = self._entries.pop(seq, None)
             if entry is None:
                 return 0
@@ -220,7 +251,7 @@ class KVCache:
     def drop(self, step: Step) -> list[int]:
         """The step will not be applied, so its moves and edits are lost. Free every sequence that needs them, and
         return the freed sequences."""
-        with self._lock:
+        with self.lock:
             lost = {seq for seq in step.seqs if seq in self._entries}
             for placement, group in zip(self.placements, step.groups, strict=True):
                 targets = {move.dst for move in group.moves}
@@ -237,7 +268,7 @@ class KVCache:
 
     def lacks(self, length: int) -> int:
         """How many blocks a new sequence of this length would lack now."""
-        with self._lock:
+        with self.lock:
             return sum(placement.lacks(length) for placement in self.placements)
 
     @property
@@ -254,7 +285,7 @@ class KVCache:
 
     def prepare(self, seqs: Sequence[int]) -> Step:
         """The step over these reserved sequences. The caller must apply it exactly once, or `drop` it."""
-        with self._lock:
+        with self.lock:
             members = []
             for seq in seqs:
                 entry = self._entry(seq)
@@ -283,7 +314,7 @@ class KVCache:
     # -- inspection ----------------------------------------------------------------------------------------------
 
     def usage(self) -> Usage:
-        with self._lock:
+        with self.lock:
             return Usage(
                 sequences=len(self._entries),
                 tokens=sum(entry.residencies[0].committed for entry in self._entries.values()),
@@ -296,11 +327,13 @@ class KVCache:
                 prefix_queries=self._prefixes.queries,
                 prefix_hits=self._prefixes.hits,
                 prefix_misses=dict(+self._prefixes.misses),
+                external_queries=self._prefixes.external_queries,
+                external_hits=self._prefixes.external_hits,
             )
 
     def map(self) -> list[GroupMap]:
         """What each block holds, per group."""
-        with self._lock:
+        with self.lock:
             pairs = zip(self.plan.groups, self.placements, strict=True)
             return [
                 GroupMap(
@@ -315,12 +348,46 @@ class KVCache:
 
     def picture(self) -> tuple[Usage, list[GroupMap]]:
         """`usage` and `map` of the same moment."""
-        with self._lock:
+        with self.lock:
             return self.usage(), self.map()
+
+    def watch(self) -> None:
+        """Note changes from now on, for `changes`. There is one watcher at most: a second one takes its place."""
+        with self.lock:
+            self._journals = [placement.journal() for placement in self.placements]
+
+    def unwatch(self) -> None:
+        with self.lock:
+            for journal in self._journals:
+                journal.close()
+            self._journals = []
+
+    def changes(self) -> Changes:
+        """What changed since the last call; everything at the first call after `watch`."""
+        with self.lock:
+            return Changes(
+                [journal.take() for journal in self._journals],
+                sum(p.n_evicted for p in self.placements),
+                self._prefixes.queries,
+                self._prefixes.hits,
+                {reason.value: n for reason, n in (+self._prefixes.misses).items()},
+            )
+
+    def leaves(self, tokens: Sequence[int], salt: bytes) -> list[int]:
+        """Of each group: the number of the last full block of this text that is known, or NOWHERE."""
+        with self.lock:
+            return [placement.leaf(tokens, salt) for placement in self.placements]
+
+    def content(self, group: int, blocks: Sequence[int], salt: bytes) -> dict[int, tuple[int, ...]]:
+        """The tokens in these blocks of a group: of those that were written with this salt."""
+        with self.lock:
+            placement = self.placements[group]
+            found = {block: placement.content(block, salt) for block in blocks}
+            return {block: tokens for block, tokens in found.items() if tokens}
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""
-        with self._lock:
+        with self.lock:
             for placement in self.placements:
                 placement.check()
                 if set(placement.sequences) != set(self._entries):

@@ -44,9 +44,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
+from kvarn.cache.journal import NOWHERE, Journal, TreeJournal
 from kvarn.cache.residency import NO_HOLE, Residency
 from kvarn.cache.spec import LayerSpec, ceil_div
 from kvarn.cache.step import Copy
+from kvarn.cache.tier import Spill
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, PastCapacity, SequenceExists, UnknownSequence
 
 
@@ -286,6 +288,21 @@ class Placement(ABC, Generic[R]):
 
     def discard(self, blocks: Iterable[int]) -> None:
         """Copies into these blocks were not run, so their content is wrong: do not reuse it."""
+
+    def spill_to(self, group: int, spill: Spill) -> None:
+        """Call `spill` with every full block before it is evicted (only if `shares`)."""
+
+    def journal(self) -> Journal | TreeJournal:
+        """What changes from now on. Its first look reports every block."""
+        return Journal(self.sequences, self.block_size, self.config.n_blocks)
+
+    def leaf(self, tokens: Sequence[int], salt: bytes) -> int:
+        """The number of the last full block of this text that is known, or NOWHERE."""
+        return NOWHERE
+
+    def content(self, block: int, salt: bytes) -> tuple[int, ...]:
+        """The tokens in the block, if it is known which they are and if they were written with this salt."""
+        return ()
 
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""

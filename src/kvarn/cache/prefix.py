@@ -11,6 +11,7 @@ A node stays for a while after its block was evicted. A miss can then report "ev
 token i". Non-goals: reference counts and the order of eviction (blocks.py).
 """
 
+import itertools
 import time
 from bisect import bisect_left
 from collections import OrderedDict
@@ -25,6 +26,11 @@ from kvarn.errors import BrokenInvariant
 
 Tokens = tuple[int, ...]
 ChainHash = Callable[[bytes, Tokens], bytes]
+_serials = itertools.count()
+
+
+def root_hash(salt: bytes) -> bytes:
+    return blake2b(salt, digest_size=16).digest()
 
 
 def chain_hash(parent: bytes, tokens: Tokens) -> bytes:
@@ -33,30 +39,61 @@ def chain_hash(parent: bytes, tokens: Tokens) -> bytes:
 
 
 class Node:
-    __slots__ = ("block", "children", "depth", "growing", "hash", "parent", "tokens", "when", "why")
+    __slots__ = (
+        "block",
+        "branch",
+        "children",
+        "depth",
+        "growing",
+        "hash",
+        "parent",
+        "root",
+        "serial",
+        "tokens",
+        "wanted",
+        "when",
+        "why",
+    )
 
     def __init__(self, parent: "Node | None", tokens: Tokens, digest: bytes) -> None:
         self.parent = parent
         self.tokens = tokens
         self.hash = digest
         self.depth: int = 0 if parent is None else parent.depth + 1  # blocks from the root to here
+        self.root: Node = self if parent is None else parent.root
+        self.serial = next(_serials)
+        found = None if parent is None else parent.branch_for(tokens)
+        self.branch: int = self.serial if found is None else found  # the conversation, for those who watch
         self.block: int | None = None  # the physical block, while resident
         self.why = Reason.EVICTED  # why it left the cache; while resident, the reason to record at eviction
         self.when: float | None = None  # time of the eviction
+        self.wanted = False  # seen more than once, or left with a priority: worth a place in a tier
         self.children: list[Node] = []  # ascending by tokens
         self.growing: dict[PagedResidency, None] = {}  # live sequences whose last full block this is, oldest first
+
+    def branch_for(self, tokens: Tokens) -> int | None:
+        """The branch of a text that goes on with these tokens: the first text after this node has the node's own, a
+        text that continues a partly filled block has that block's, and any other begins one."""
+        if not self.children:
+            return None if self.parent is None else self.branch
+        place = bisect_left(self.children, tokens, key=lambda child: child.tokens)
+        before = self.children[place - 1] if place else None
+        if before is not None and tokens[: len(before.tokens)] == before.tokens:
+            return before.branch
+        return None
 
 
 class PagedResidency(Residency):
     """A live sequence and its place in the tree."""
 
-    __slots__ = ("node", "priority", "tail")
+    __slots__ = ("held", "node", "priority", "tail")
 
     def __init__(self, node: Node, priority: int = 0) -> None:
         super().__init__()
         self.node = node  # its last full block, or the root
         self.priority = priority
         self.tail: list[int] = []  # committed tokens after that block
+        self.held: list[int] = []  # blocks that `adopt` will take: nobody may evict them until then
 
     @property
     def tail_block(self) -> int | None:
@@ -104,10 +141,13 @@ class PrefixTree:
     # -- lookup --------------------------------------------------------------------------------------------------
 
     def root(self, salt: bytes) -> Node:
-        digest = blake2b(salt, digest_size=16).digest()
+        digest = root_hash(salt)
         if digest not in self._roots:
             self._roots[digest] = Node(None, (), digest)
         return self._roots[digest]
+
+    def known_root(self, salt: bytes) -> Node | None:
+        return self._roots.get(root_hash(salt))
 
     def holds(self, block: int) -> bool:
         return block in self._of_block
@@ -127,6 +167,14 @@ class PrefixTree:
                 return
             yield child
             node = child
+
+    def keys(self, node: Node, tokens: Sequence[int]) -> Iterator[tuple[bytes, Tokens]]:
+        """Hash and tokens of every full block of `tokens`, whether the tree has them or not."""
+        key = node.hash
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            own = tuple(tokens[start : start + self.block_size])
+            key = self._digest(key, own)
+            yield key, own
 
     def nearest(self, parent: Node, tokens: Sequence[int]) -> Near:
         """The text after `parent`, resident or not, that shares the longest prefix with `tokens`.
@@ -161,14 +209,31 @@ class PrefixTree:
         """`block` now holds these tokens. If the node already has a resident block, it keeps that one."""
         node = self.find(parent, tokens)
         if node is None:
-            node = self._link(parent, tokens)
-            self._index.setdefault(node.hash, node)  # after a collision no lookup finds the new node: only a miss
+            node = self._indexed(parent, tokens)
+        else:
+            node.wanted = True
         if node.block is None:
             self._forgotten.pop(node, None)
             node.block = block
             node.why = Reason.EVICTED
             node.when = None
             self._of_block[block] = node
+        return node
+
+    def chain(self, parent: Node, blocks: Iterable[Tokens], why: Reason) -> Node:
+        """The last of these blocks, one after the other. Those that the tree lacks become nodes without a block."""
+        for tokens in blocks:
+            node = self.find(parent, tokens)
+            if node is None:
+                node = self._indexed(parent, tokens)
+                node.why = why
+                self._forget(node)
+            parent = node
+        return parent
+
+    def _indexed(self, parent: Node, tokens: Tokens) -> Node:
+        node = self._link(parent, tokens)
+        self._index.setdefault(node.hash, node)  # after a collision no lookup finds the new node: only a miss
         return node
 
     def grow(self, r: PagedResidency, old: Node, new: Node) -> None:

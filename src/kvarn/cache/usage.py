@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvarn.cache.adoption import Adoption, Reason
+from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Usage:
     prefix_queries: int
     prefix_hits: int
     prefix_misses: dict[Reason, int]
+    external_queries: int = 0  # with tiers: tokens that the cache did not have itself
+    external_hits: int = 0  # those of them that tiers gave
 
 
 class GroupMap(NamedTuple):
@@ -42,11 +44,12 @@ class Query(NamedTuple):
 
     tokens: int
     adoption: Adoption
+    fetched: Fetched = NOT_FETCHED
 
 
 class PrefixCount:
     def __init__(self) -> None:
-        self.queries = self.hits = 0
+        self.queries = self.hits = self.external_queries = self.external_hits = 0
         self.misses: Counter[Reason] = Counter()
 
     def add(self, query: Query) -> None:
@@ -56,8 +59,12 @@ class PrefixCount:
         self._move(query, -1)
 
     def _move(self, query: Query, sign: int) -> None:
+        local = query.adoption.reused - query.fetched.tokens
         self.queries += sign * query.tokens
-        self.hits += sign * query.adoption.reused
+        self.hits += sign * local
+        if query.fetched.asked:
+            self.external_queries += sign * (query.tokens - local)
+            self.external_hits += sign * query.fetched.tokens
         reason = query.adoption.limit.reason
         if reason not in (Reason.END, Reason.NEW):  # with these two, all shared tokens were reused: no miss
             self.misses[reason] += sign

@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": "measure speed, also in comparison with another engine",
     "bench serve": "send load to a server and measure its speed",
     "perplexity": "measure how well a model predicts a text",
+    "compare": "compare cache strategies, number types and windows on a model and a text",
     "plan": "say what a model needs and how fast it is, before it is loaded",
     "inspect": "show a model's shape, tensors and cache sizes (also: show)",
     "pull": "download a model",

@@ -109,11 +109,9 @@ def collect(
     line: ProgressLine,
 ) -> None:
     chunk, bandwidth = args.max_batch_tokens, measured.bandwidth
-    # The model's own cache is not used: each setup brings one. It has the last of the types, which fewest backends
-    # have, so that `auto` chooses a backend that runs all setups.
-    llm = LLM(
+    llm = LLM(  # the model's own cache is not used: each setup brings one
         args.model,
-        cache_type=max(args.cache_type, key=_rank),
+        cache_type=flags.rarest(args.cache_type),
         cache_layout=args.cache_layout,
         context=32,
         max_seqs=1,
@@ -132,12 +130,6 @@ def collect(
     with connect(against, args.against_python, args.model, vocabulary, bandwidth.threads, chunk, chosen) as peer:
         for row in suite.run(llm, setups, chosen, args.repetitions, bandwidth, tokens, peer, recorded, line):
             measured.rows.append(row)  # one by one, so that an interruption loses none
-
-
-def _rank(cache_type: str) -> int:
-    """Later codecs are in fewer backends; a pair is in fewer than its codecs."""
-    parts = cache_type.split("/")
-    return len(CODECS) * len(parts) + max(list(CODECS).index(part) for part in parts)
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:

@@ -4,7 +4,6 @@ A flag has the name of its setting in Python (`LLM`, `SamplingParams`). llama.cp
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -22,11 +21,10 @@ from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError
 from kvarn.llm import LLM
 from kvarn.loading.catalogue import DEFAULT_MODEL
+from kvarn.words import bytes_of
 
 SHORT = {"max_tokens": "-n", "max_batch_tokens": "-b", "max_seqs": "-np", "context": "-c"}  # known by the short name
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup  # what takes `add_argument`
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}  # all binary: 1 GB and 1 GiB are 1G
-_BYTES = re.compile(r"(.+?)(?:([KMG])(?:I?B)?|B)?", re.IGNORECASE)
 
 
 def add_model_flag(parser: argparse.ArgumentParser, group: Flags | None = None) -> None:
@@ -62,8 +60,11 @@ def add_compute_flags(parser: Flags) -> None:
     parser.add_argument("--backend", choices=(AUTO, *BACKENDS), default=AUTO, help=backend)
 
 
-def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096") -> None:
-    """The model, and how it is run. `max_seqs` and `context` are the command's defaults."""
+def add_model_flags(
+    parser: argparse.ArgumentParser, max_seqs: int = 1, context: str = "up to 4096", tiers: bool = True
+) -> None:
+    """The model, and how it is run. `max_seqs` and `context` are the command's defaults. `tiers`: whether the command
+    has prompts that can reuse something."""
     group = parser.add_argument_group("model")
     add_model_flag(parser, group)
     length = f"maximum tokens of prompt plus answer; 0: the context that the model was trained for (default: {context})"
@@ -73,15 +74,17 @@ def add_model_flags(parser: argparse.ArgumentParser, max_seqs: int = 1, context:
     beside = "maximum sequences computed at the same time (default: %(default)s)"
     group.add_argument("-np", "--max-seqs", "--parallel", type=int, metavar="N", default=max_seqs, help=beside)
     add_compute_flags(group)
-    add_cache_flags(parser)
+    add_cache_flags(parser, tiers)
 
 
-def add_cache_flags(parser: argparse.ArgumentParser) -> None:
+def add_cache_flags(parser: argparse.ArgumentParser, tiers: bool) -> None:
     group = parser.add_argument_group("cache")
     group.add_argument("--cache", choices=NAMES, default="auto", help="cache strategy (default: %(default)s)")
     add_cache_type_flags(group, "bf16")
     budget = "memory for keys and values (default: what the context needs; with cuda, what the device has left)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
+    if tiers:
+        add_tier_flags(group)
     add_block_flags(group)
 
 
@@ -98,6 +101,13 @@ def cache_type_of(args: argparse.Namespace) -> str:
     k, _, v = args.cache_type.partition("/")
     k, v = args.cache_type_k or k, args.cache_type_v or v or k
     return str(k if k == v else f"{k}/{v}")
+
+
+def add_tier_flags(group: Flags) -> None:
+    host = "host memory for blocks that the cache evicts (default: none)"
+    group.add_argument("--host-cache", type=parse_bytes, metavar="N[K|M|G]", help=host)
+    disk = "folder for evicted blocks, which a restart finds again; at most 10G, or as much as is given (default: none)"
+    group.add_argument("--disk-cache", metavar="DIR[:N[K|M|G]]", help=disk)
 
 
 def add_block_flags(group: Flags) -> None:
@@ -154,6 +164,10 @@ def add_snapshot_flag(parser: Flags) -> None:
     parser.add_argument("--snapshot", metavar="FILE", help=begin)
 
 
+def add_map_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--map", action="store_true", help="show the cache's blocks below the answer; on terminals")
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     trust = "recognize control tokens in the text of messages (default: they are plain text)"
     parser.add_argument("--trust-messages", action="store_true", help=trust)
@@ -174,13 +188,22 @@ class Names:
         return list(dict.fromkeys(names))
 
 
+def rarest(names: Iterable[str]) -> str:
+    """The cache type that fewest backends have: later codecs are in fewer, and a pair is in fewer than its codecs."""
+
+    def rank(name: str) -> tuple[int, int]:
+        parts = name.split("/")
+        return len(parts), max(list(CODECS).index(part) for part in parts)
+
+    return max(names, key=rank)
+
+
 def parse_bytes(text: str) -> int:
-    number, unit = match.groups() if (match := _BYTES.fullmatch(text)) else ("", None)
-    try:
-        return int(float(number) * UNITS[(unit or "").upper()])
-    except (ValueError, OverflowError):
+    found = bytes_of(text)
+    if found is None:
         bytes = f"is {shown(text)!r}; it must be a number of bytes, as in 500M or 2G"
-        raise argparse.ArgumentTypeError(bytes) from None
+        raise argparse.ArgumentTypeError(bytes)
+    return found
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
@@ -243,6 +266,8 @@ def load(args: argparse.Namespace, trust_messages: bool = False, **engine: Any) 
         return LLM(
             args.model,
             **settings,
+            host_cache=getattr(args, "host_cache", None),
+            disk_cache=getattr(args, "disk_cache", None),
             threads=args.threads,
             backend=args.backend,
             trust_messages=trust_messages,

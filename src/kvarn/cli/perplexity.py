@@ -25,7 +25,7 @@ kvarn perplexity model.gguf -f wiki.test.raw --chunks 40 --cache-type int8""",
     parser.add_argument("-f", "--file", metavar="FILE", help="the text, in UTF-8; - reads standard input")
     parser.add_argument("--chunks", type=int, metavar="N", help="score only the first N windows")
     add_json_flag(parser)
-    flags.add_model_flags(parser, context="512")
+    flags.add_model_flags(parser, context="512", tiers=False)
     parser.set_defaults(context=512)
 
 

@@ -54,7 +54,7 @@ kvarn plan model.gguf --check""",
     group.add_argument("--check", action="store_true", help=check)
     fresh = "measure this machine again, also if the last measurement is not a week old"
     group.add_argument("--fresh", action="store_true", help=fresh)
-    flags.add_model_flags(parser)
+    flags.add_model_flags(parser, tiers=False)
     add_json_flag(parser)
 
 

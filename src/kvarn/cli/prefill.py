@@ -8,7 +8,7 @@ no terminal. Non-goal: printing the answer.
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvarn.cli.progress import ProgressLine
 from kvarn.dialect import Delta
@@ -19,10 +19,11 @@ DELAY = 0.3  # seconds
 _INTERVAL = 0.1
 
 
-def stream(llm: LLM, job: Job) -> Iterator[Delta]:
-    """The parts of the answer, with progress before the first one."""
+def stream(llm: LLM, job: Job, wait: Callable[[], None] = lambda: None) -> Iterator[Delta]:
+    """The parts of the answer, with progress before the first one. `wait` is called each time when progress is shown,
+    on another thread."""
     parts = llm.stream_job(job).parts()
-    with PrefillProgress(job):
+    with PrefillProgress(job, wait=wait):
         first = next(parts, None)
     if first is not None:
         yield first
@@ -34,8 +35,9 @@ class PrefillProgress:
 
     A thread is needed because the caller's thread is inside a step, and a step may take seconds."""
 
-    def __init__(self, job: Job, delay: float = DELAY) -> None:
+    def __init__(self, job: Job, delay: float = DELAY, wait: Callable[[], None] = lambda: None) -> None:
         self._job = job
+        self._wait = wait
         self._delay = delay
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="kvarn-prefill-progress", daemon=True)
@@ -57,5 +59,6 @@ class PrefillProgress:
         with ProgressLine() as line:
             while sample.n_output == 0:
                 line("reading the prompt", min(sample.computed, total), total)
+                self._wait()
                 if self._ended.wait(_INTERVAL):
                     return

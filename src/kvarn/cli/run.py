@@ -8,10 +8,11 @@ import argparse
 import os
 import sys
 import time
-from functools import partial
+from typing import TYPE_CHECKING
 
 from kvarn.chats.answer import content_of
 from kvarn.cli import flags, prefill, trace
+from kvarn.cli.chat import NO_TERMINAL
 from kvarn.cli.ending import ending, snapshot_facts, summary
 from kvarn.cli.interrupt import Interrupted
 from kvarn.cli.manual import add_json_flag, describe
@@ -25,6 +26,9 @@ from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import printable
 from kvarn.llm import LLM, Job
 from kvarn.loading.paths import user_path
+
+if TYPE_CHECKING:
+    from kvarn.cli.cache_map import MappedText
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DEFAULT_LIMIT = 128  # tokens of a continued text; an answer in a conversation has no limit
@@ -54,6 +58,7 @@ cat notes.txt | kvarn run "Summarize this text." --system "Be brief.\"""",
     parser.add_argument("--save-snapshot", metavar="FILE", help=keep)
     parser.add_argument("--echo", action="store_true", help="print the prompt before the answer")
     parser.add_argument("--trace", metavar="FILE", help="write a trace of steps and operations, for Perfetto")
+    flags.add_map_flag(parser)
     add_json_flag(parser)
     unset = "the model's own with --chat; without it, temperature 0 and no filter"
     flags.add_sampling_flags(parser, f"{DEFAULT_LIMIT}; with --chat -1", unset)
@@ -84,6 +89,8 @@ def opens_chat(args: argparse.Namespace) -> bool:
 def run(args: argparse.Namespace) -> None:
     if args.echo and args.chat:
         raise UsageError("--echo prints a text and its continuation: leave it out with --chat")
+    if args.map and args.json:
+        raise UsageError("--map draws on a terminal: leave it out with --json")
     if args.logprobs is not None and not args.json:
         raise UsageError("--logprobs needs --json")
     if args.guessed and sys.stderr.isatty():
@@ -99,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
         trace.save(args.trace, [])  # fails before the model runs if the file cannot be written
     job = go_on(llm, args) if goes_on else start(llm, args, prompt, params)
     echoed = prompt if args.echo else ""
-    complete = answer(llm, job, not args.json, echoed)
+    complete = answer(llm, job, not args.json, echoed, args.map)
     if args.trace:
         trace.save(args.trace, llm.program.timings())
     if args.save_snapshot is not None:
@@ -132,13 +139,14 @@ def start(llm: LLM, args: argparse.Namespace, prompt: str, params: SamplingParam
     return llm.start_question(question)
 
 
-def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
+def answer(llm: LLM, job: Job, shown: bool, echoed: str, mapped: bool = False) -> bool:
     """Compute the answer and print it after the echoed prompt, if it is to be shown. False after Ctrl-C."""
-    complete, text, thinking = True, echoed, Thinking(partial(print, end="", flush=True))
+    output = output_of(llm, job, mapped)
+    complete, text, thinking = True, echoed, Thinking(output.add)
     printed = safe if sys.stdout.isatty() else str  # a model's text must not control the terminal
     thinks = shown and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     try:
-        for part in prefill.stream(llm, job):
+        for part in prefill.stream(llm, job, output.wait):
             if isinstance(part, Reasoning):
                 if thinks:
                     thinking.add(part.text)
@@ -146,14 +154,40 @@ def answer(llm: LLM, job: Job, shown: bool, echoed: str) -> bool:
             text += content_of(part)
             if shown:  # the echo comes with the first piece: until then the line shows the progress of the prompt
                 thinking.end()
-                print(printed(text), end="", flush=True)
+                output.add(printed(text))
             text = ""
     except KeyboardInterrupt:
         llm.runner.cancel(job)
         complete = False
-    if shown and not thinking.end(last=True):
-        print(printed(text))
+    if shown:
+        thought = thinking.end(last=True)
+        output.add(printed(text))
+        output.end(thought)
     return complete
+
+
+class PlainText:
+    def add(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+    def wait(self) -> None:
+        """The prompt is being read."""
+
+    def end(self, thought: bool) -> None:
+        """`thought`: the answer is reasoning only, which ends its line."""
+        if not thought:
+            print(flush=True)
+
+
+def output_of(llm: LLM, job: Job, mapped: bool) -> "MappedText | PlainText":
+    if not mapped:
+        return PlainText()
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+        print(NO_TERMINAL, file=sys.stderr)
+        return PlainText()
+    from kvarn.cli.cache_map import MappedText, below  # takes longer to load than most commands take to run
+
+    return MappedText(below(llm, job))
 
 
 def rate(tokens: int, seconds: float) -> float:

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         """
 Serve a model over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models,
 /v1/embeddings, /tokenize, /detokenize, /metrics (Prometheus), /health, /ready, /kvarn/cache.
+A browser gets a page at / that shows the cache, the requests and a prompt box.
 Programs for llama-server and Ollama find their own endpoints, too. Requests with the same API
 key share prefixes. After SIGTERM or Ctrl-C, running requests may finish.""",
         """
@@ -49,6 +51,8 @@ curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer KEY\"""",
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one (default: %(default)s)")
     add_access_flags(parser.add_argument_group("access"))
+    no_page = "answer / with the list of endpoints only; by default browsers get a page that shows the cache"
+    parser.add_argument("--no-page", action="store_true", help=no_page)
     parser.add_argument("--alias", metavar="NAME", help="the model's name in answers (default: as given)")
     strict = "refuse requests for a model of another name (default: this model answers them)"
     parser.add_argument("--strict-model", action="store_true", help=strict)
@@ -141,7 +145,8 @@ def run(args: argparse.Namespace) -> None:
 
 def serve_model(args: argparse.Namespace, log: Log) -> None:
     keys = [*args.api_key, *filter(None, os.environ.get(KEYS, "").split(","))]
-    access = Access(keys, args.share_prefixes, args.quote_texts)
+    page_key = None if keys or args.no_page or args.quote_texts else secrets.token_urlsafe(16)
+    access = Access(keys, args.share_prefixes, args.quote_texts, page_key)
     kept = None if args.snapshot_dir is None else Collection(*args.snapshot_dir)
     limits = limits_for(raise_file_limit(), args.max_connections, args.max_connections_per_address, args.head_seconds)
     process = resident_bytes()  # before there is a model
@@ -164,12 +169,15 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             sites=sites,
             log=requests,
             strict_model=args.strict_model,
+            page=not args.no_page,
             planning=Planning(llm, process),
             kept=kept,
         )
 
         def started() -> None:
-            rows = summary(llm, name, address_of(listening), len(keys), restored)
+            address = address_of(listening)
+            page = None if args.no_page else page_words(address, len(keys), page_key)
+            rows = summary(llm, name, address, len(keys), page, restored)
             if args.log_format == "json":
                 log.say("started", f"serving {name} at {rows['address']}", **rows)
             else:
@@ -204,19 +212,32 @@ def check(args: argparse.Namespace) -> None:
         raise KvarnError(f"{would} and prompts would never start: raise -b above -np")
 
 
-def summary(llm: LLM, name: str, address: str, n_keys: int, restored: Sequence[Restored] = ()) -> dict[str, str]:
+def page_words(address: str, n_keys: int, key: str | None) -> str:
+    """Where a browser finds the page. The key is in the fragment, which browsers do not send."""
+    place = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    if key is not None:
+        return f"{place}/#key={key}"
+    return f"{place}/ (asks for an API key)" if n_keys else f"{place}/"
+
+
+def summary(
+    llm: LLM, name: str, address: str, n_keys: int, page: str | None, restored: Sequence[Restored] = ()
+) -> dict[str, str]:
     plan, config = llm.cache.plan, llm.cache.plan.groups[0].config
     whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all
     held = min(each.n_blocks * each.block_size for each in whole)
     kind = f"{plan.strategy.name}, {plan.layout.name}, {plan.codec.name}, blocks of {config.block_size}"
+    tiers = llm.engine.tiers.words()
     workspace = f"workspace {human_bytes(llm.program.workspace)} before the first step"
     warm = "; ".join(f"{counted(len(r.tokens), 'token')} of {r.name} in {r.seconds:.2f} s" for r in restored)
     return {
         "model": f"{printable(name)} ({llm.config.name}), weights {human_bytes(llm.program.nbytes)}, {workspace}",
         "backend": backend_words(llm.opened.facts),
         "cache": f"{kind}; {human_bytes(plan.nbytes)} hold {counted(held, 'token')}",
+        **({"tiers": tiers} if tiers else {}),
         **({"restored": warm} if warm else {}),
         "serving": f"{counted(plan.max_seqs, 'sequence')} at once, {counted(config.context, 'token')} each at most",
         "keys": counted(n_keys, "API key") if n_keys else "none: anybody who reaches this address may ask",
+        **({} if page is None else {"page": page}),
         "address": f"{address}/v1",
     }

@@ -26,7 +26,7 @@ kvarn snapshot make model.gguf -f book.txt -o book.kvs -c 0 --cache-type int8"""
         usage="[MODEL] [PROMPT] -o FILE [OPTIONS]",
     )
     words = parser.add_argument_group("text", RULE.split(" A pipe")[0])
-    flags.add_model_flags(parser)
+    flags.add_model_flags(parser, tiers=False)
     add_prompt_flags(parser, words)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write, as in rules.kvs")
     parser.add_argument("--chat", action="store_true", help="put the text into the model's chat template")

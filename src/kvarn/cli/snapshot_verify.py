@@ -27,7 +27,7 @@ kvarn snapshot verify book.kvs -m model.gguf --tokens 1000""",
     some = "compute N tokens again; all of them, if the file has fewer or only a window (default: %(default)s)"
     parser.add_argument("--tokens", type=int, metavar="N", default=64, help=some)
     parser.add_argument("--seed", type=int, metavar="N", help="which tokens (default: random)")
-    flags.add_model_flags(parser, context="the file's tokens")
+    flags.add_model_flags(parser, context="the file's tokens", tiers=False)
     add_json_flag(parser)
     parser.set_defaults(cache="paged", cache_type=None)
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     path, seed = user_path(args.snapshot), secrets.randbits(32) if args.seed is None else args.seed
     with SnapshotFile(path) as file:
         facts = file.facts
-    args.cache_type = args.cache_type or facts.fingerprint.k
+    args.cache_type = args.cache_type or f"{facts.fingerprint.k}/{facts.fingerprint.v}"
     args.context = facts.n_tokens + 64 if args.context is None else args.context
     llm = flags.load(args)
     with ProgressLine() as line:

@@ -69,11 +69,13 @@ def summary(found: Facts) -> str:
 
 
 def restored(found: Facts) -> str:
-    """What came from a snapshot: ` (14,900 from snapshot x.kvs, read in 0.11 s)`."""
-    if "snapshot" not in found:
-        return ""
-    source = found["snapshot"]
-    return f" ({source['tokens']:,} from snapshot {source['name']}, read in {source['read_ms'] / 1000:.2f} s)"
+    """Which of the reused tokens came from tiers and snapshots: ` (14,900 from snapshot x.kvs, read in 0.11 s)`."""
+    sources = [(tier["tokens"], name, tier["ms"]) for name, tier in found.get("fetched", {}).items()]
+    if "snapshot" in found:
+        source = found["snapshot"]
+        sources.append((source["tokens"], f"snapshot {source['name']}", source["read_ms"]))
+    words = [f"{n:,} from {name}, read in {ms / 1000:.2f} s" for n, name, ms in sources if n]
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def cancelled_at(found: Facts) -> str:
@@ -149,6 +151,9 @@ _SENTENCES: dict[str, _Sentence] = {
     Reason.NOT_SHARING: lambda *_: "this cache strategy does not share prefixes; paged does",
     Reason.LOGITS: lambda *_: "log-probabilities of the prompt were asked for, which need the logits of every token",
     Reason.STATES: lambda *_: "the mean of the prompt's states was asked for, which needs the state of every token",
+    Reason.NOT_WORTH_IT: _lost("{known} stored, {lost} of them left there because computing is faster than reading"),
+    Reason.TOO_SLOW: _lost("{known} stored, but reading {lost} of them took as long as computing them"),
+    Reason.DAMAGED: _lost("{known} stored, but {lost} of them were lost with a damaged file, which was removed"),
     Cause.SAME_TEXT: _same_text,
     Cause.REWRITTEN: _rewritten,
     Cause.CHANGING_LINE: _changing_line,

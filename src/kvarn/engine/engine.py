@@ -27,6 +27,7 @@ from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
 from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.pooling import Pool
+from kvarn.engine.recall import NO_TIERS, Tiers
 from kvarn.engine.request import Begun, Request, Sample, Timing
 from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
@@ -58,12 +59,14 @@ class Engine:
         config: EngineConfig | None = None,
         eos_ids: Sequence[int] = (),
         n_tokens: int | None = None,
+        tiers: Tiers = NO_TIERS,
     ) -> None:
         self.program = program
         self.memory = memory
         self.cache = cache
         self.config = config or EngineConfig()
-        self.scheduler = Scheduler(cache, self.config)
+        self.tiers = tiers
+        self.scheduler = Scheduler(cache, self.config, tiers)
         self.stats = EngineStats()
         self.sources = Sources()
         self._held: set[bytes] = set()  # salts for which a restored text is held by a sequence
@@ -225,6 +228,7 @@ class Engine:
             current = None
         work = self._work = self.scheduler.schedule() if current is None else current.live
         if not work:
+            self.scheduler.recall.pause()
             return []
         start = time.perf_counter()
         for each in work:
@@ -239,6 +243,8 @@ class Engine:
         events = self._finish_step(current or self._launch(self._work)) if self._work else []
         now = time.perf_counter()
         self.stats.account(work, decodes, now - start)
+        if not decodes:
+            self.tiers.computed(sum(each.n for each in work), now - start)
         events = [self._timed(event, now) for event in events]
         self._work = []
         self._n_faults = 0
@@ -246,7 +252,8 @@ class Engine:
 
     def _note_source(self, request: Request) -> None:
         if request.adoption is not None and request.adoption.reused:
-            request.source = self.sources.of(request.salt, request.samples[0].tokens, request.adoption.reused)
+            had = request.fetched.local if request.fetched.tokens else request.adoption.reused
+            request.source = self.sources.of(request.salt, request.samples[0].tokens, had)
 
     def isolate(self, error: BaseException) -> None:
         """Handle an error of `step`, or of another call that was interrupted at any line.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.cache.adoption import Reason, ReuseLimit
+from kvarn.cache.adoption import NOT_FETCHED, Fetched, Reason, ReuseLimit
 from kvarn.engine.because import because, remedy, summary
 from kvarn.engine.difference import Cause, Difference
 from kvarn.engine.request import Request
@@ -39,6 +39,7 @@ class Explanation:
     queued_ms: float | None  # time in the queue; these three are None for a stage that it did not reach
     first_token_ms: float | None
     total_ms: float | None
+    fetched: Fetched = NOT_FETCHED  # those of the reused tokens that came from tiers
     source: Source | None = None  # the snapshot that gave reused tokens
     difference: Difference | None = None  # DIFFERS: what else is known about it
 
@@ -70,6 +71,7 @@ def explain(request: Request) -> Explanation:
         preemptions=request.preemptions,
         recomputed_tokens=timing.recomputed_tokens,
         recomputed_ms=1000 * timing.recomputed_seconds,
+        fetched=request.fetched,
         sampled=dict(request.sampled),
         queued_ms=since_queued(timing.started_at),
         first_token_ms=since_queued(timing.first_token_at),
@@ -82,6 +84,10 @@ def to_json(e: Explanation, spell: Spell) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt_tokens": e.prompt,
         "reused_tokens": e.reused,
+        "fetched": {
+            "host": {"tokens": e.fetched.host_tokens, "ms": round(1000 * e.fetched.host_seconds, 3)},
+            "disk": {"tokens": e.fetched.disk_tokens, "ms": round(1000 * e.fetched.disk_seconds, 3)},
+        },
         **({} if e.source is None else {"snapshot": source_to_json(e.source)}),
         "recomputed_tokens": e.computed,
         "recompute_ms": round(e.prefill_ms, 3),

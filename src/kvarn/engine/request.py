@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvarn.cache.adoption import Adoption
+from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.pooling import Pool
@@ -91,6 +91,7 @@ class Request:
     n_begun: int = 0  # tokens of the answer that it was given
     source: Source | None = None  # the snapshot from which reused tokens came
     adoption: Adoption | None = None  # what the prompt reused at its first admission
+    fetched: Fetched = NOT_FETCHED  # what tiers gave to it then
     preemptions: int = 0
     error: BaseException | None = None  # the error that ended it, if any
 

@@ -5,6 +5,7 @@
   small, which limits the gap between two tokens (EngineConfig.chunk_while_decoding).
 - If there is no room, the newest sample is preempted: its blocks are freed, and it waits in the queue.
   It is recomputed later and gives the same tokens.
+- A prompt whose blocks are in a tier enters without work. It is computed when they have arrived (recall.py).
 - After a failed step, its samples run one at a time (faults.py).
 """
 
@@ -17,6 +18,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.faults import OneByOne
 from kvarn.engine.parked import ParkedSequences
+from kvarn.engine.recall import NO_TIERS, Found, Recall, Tiers
 from kvarn.engine.request import Sample
 
 # Rows of prompt logits in a step, of all its samples: a row has one number per token of the vocabulary, and each is
@@ -38,8 +40,9 @@ class Work(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, cache: KVCache, config: EngineConfig) -> None:
+    def __init__(self, cache: KVCache, config: EngineConfig, tiers: Tiers = NO_TIERS) -> None:
         self.cache = cache
+        self.recall = Recall(tiers)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_chunk = cache.plan.max_chunk
         self._chunk_while_decoding = config.chunk_while_decoding or config.max_batch_tokens
@@ -65,6 +68,7 @@ class Scheduler:
 
     def remove(self, sample: Sample) -> None:
         """The sample finished or was cancelled: free its sequence, or park it for the next turn."""
+        self.recall.end(sample)
         if sample in self.running:
             self.running.remove(sample)
             conversation = sample.request.conversation if sample.index == 0 else None
@@ -84,26 +88,37 @@ class Scheduler:
         self._rows_left = MOST_ROWS_WHILE_DECODING if decodes else MOST_ROWS
         if alone := self._one_by_one.next():
             return self._run_alone(alone)
+        self._take_fetched()
         work: dict[Sample, int] = {}
         budget = self._continue(work)
         while budget and self.waiting:
             n = self._admit(self.waiting[0], budget)
-            if not n:
+            if n is None:
                 break
             budget -= self._put(self._enter(self.waiting[0]), n, work)
         return [_work(sample, n) for sample, n in work.items()]
 
     def _put(self, sample: Sample, n: int, work: dict[Sample, int]) -> int:
-        work[sample] = n
-        self._rows_left -= n if _asks_for_rows(sample) else 0
+        if n:
+            work[sample] = n
+            self._rows_left -= n if _asks_for_rows(sample) else 0
         return n
+
+    def _take_fetched(self) -> None:
+        """Adopt what tiers have given. This comes before the first `reserve`: a pending copy could name a block that
+        is planted."""
+        for sample in [sample for sample in self.running if sample in self.recall]:
+            self.moving = sample
+            if self.recall.advance(sample):
+                _computed(sample, self._adopt(sample))
 
     def _continue(self, work: dict[Sample, int]) -> int:
         """Add the running samples to `work`, decoding ones first, oldest first. Return the token budget that is left
         for waiting samples."""
         budget, preempted = self.max_batch_tokens, self.n_preemptions
-        decoding = [sample for sample in self.running if sample.missing == 1]
-        prompts = [sample for sample in self.running if sample.missing > 1]
+        ready = [sample for sample in self.running if sample not in self.recall]
+        decoding = [sample for sample in ready if sample.missing == 1]
+        prompts = [sample for sample in ready if sample.missing > 1]
         for group in (decoding, prompts):
             for sample in group:
                 n = min(sample.missing, self._most(sample), budget)
@@ -133,6 +148,7 @@ class Scheduler:
         self.moving = None
         self.running.clear()
         self.parked.clear()
+        self.recall.clear()
         self.waiting = deque(samples)
         self._one_by_one = OneByOne(samples)
         for sample in samples:
@@ -152,7 +168,7 @@ class Scheduler:
         alone."""
         while True:
             if sample in self.waiting:
-                if n := self._admit(sample, self.max_batch_tokens):
+                if n := self._admit(sample, self.max_batch_tokens, fetches=False):
                     return [_work(self._enter(sample), n)]
             else:
                 n = min(sample.missing, self._most(sample), self.max_batch_tokens)
@@ -181,6 +197,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sample) -> None:
         self.running.remove(victim)
+        self.recall.end(victim)
         self.cache.free(victim.id)
         victim.computed = 0
         victim.request.preemptions += 1
@@ -194,41 +211,63 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, sample: Sample, budget: int) -> int:
-        """Open the sample's sequence and reserve its first chunk. Return the number of tokens of the chunk; 0, with no
-        change, if there is no room now."""
+    def _admit(self, sample: Sample, budget: int, fetches: bool = True) -> int | None:
+        """Open the sample's sequence and reserve its first chunk. Return the number of tokens of the chunk; 0 if blocks
+        from tiers come first; None, with no change, if there is no room now."""
         self.moving = sample
-        adoption = self._start(sample) if self._most(sample) else None
-        if adoption is None:
-            return 0
+        if not self._most(sample):
+            return None
+        if sample.index == 0 and (parked := self.parked.take(sample.request.conversation)):
+            sample.id = parked.id
+            adoption = self.cache.resume(parked.id, parked.tokens, _known(sample), _counts(sample))
+        elif self._has_row():
+            self.cache.open(sample.id, sample.request.salt, sample.request.priority)
+            begun, crowded = Found.NOTHING, bool(self.running)
+            if fetches:
+                begun = self.recall.begin(sample, _known(sample), self._most(sample), crowded)
+            if begun is Found.READING:
+                return 0
+            if begun is Found.NO_ROOM and crowded:
+                self.cache.free(sample.id)
+                return None
+            adoption = self._adopt(sample)
+        else:
+            return None
         n = min(len(sample.tokens) - adoption.reused, self._most(sample), budget)
         while not self.cache.reserve(sample.id, adoption.reused + n):
             if not self.parked.drop_oldest():
                 self.cache.free(sample.id)
-                return 0
-        sample.computed = adoption.reused
-        if sample.request.adoption is None:
-            sample.request.adoption = adoption
+                return None
+        _computed(sample, adoption)
         return n
 
-    def _start(self, sample: Sample) -> Adoption | None:
-        """Open the sample's sequence, or resume the parked one of its conversation. None if all rows are in use."""
-        request = sample.request
-        asks = _asks_for_rows(sample)
-        counted = request.adoption is None and not asks  # one query per request, even if it is preempted
-        known = sample.tokens[: request.n_reusable + 1] if asks else sample.tokens
-        if sample.index == 0 and (parked := self.parked.take(request.conversation)):
-            sample.id = parked.id
-            adoption = self.cache.resume(parked.id, parked.tokens, known, counted)
-        elif self._has_row():
-            self.cache.open(sample.id, request.salt, request.priority)
-            adoption = self.cache.adopt(sample.id, known, counted)
-        else:
-            return None
-        if not asks:
-            return adoption
+    def _adopt(self, sample: Sample) -> Adoption:
+        """Reuse what the cache has of the sample's tokens, and what tiers have given."""
+        fetched = self.recall.end(sample)
+        if sample.request.adoption is None:
+            sample.request.fetched = fetched
+        return self.cache.adopt(sample.id, _known(sample), _counts(sample), fetched)
+
+
+def _known(sample: Sample) -> list[int]:
+    """The tokens of which the cache may have some."""
+    return sample.tokens[: sample.request.n_reusable + 1] if _asks_for_rows(sample) else sample.tokens
+
+
+def _counts(sample: Sample) -> bool:
+    """Whether its lookup counts: once per request, even if it is preempted."""
+    return sample.request.adoption is None and not _asks_for_rows(sample)
+
+
+def _computed(sample: Sample, adoption: Adoption) -> None:
+    """The sample starts with what it reuses."""
+    request = sample.request
+    if _asks_for_rows(sample):
         why = Reason.LOGITS if request.pool is None else Reason.STATES
-        return Adoption(adoption.reused, ReuseLimit(why, adoption.reused))
+        adoption = Adoption(adoption.reused, ReuseLimit(why, adoption.reused))
+    sample.computed = adoption.reused
+    if request.adoption is None:
+        request.adoption = adoption
 
 
 def _asks_for_rows(sample: Sample) -> bool:

@@ -160,7 +160,8 @@ class Runner:
         self.call(lambda: self._fail(list(self._jobs.values() if jobs is None else jobs), error))
 
     def close(self) -> None:
-        """Wait for the step under way, end all jobs with an error, and refuse all later calls."""
+        """Wait for the step under way, end all jobs with an error, and refuse all later calls. Tiers get everything
+        that is resident."""
         if not self._closed and os.getpid() == self._process:
             self.call(self._close)
 
@@ -168,6 +169,11 @@ class Runner:
         """Wait for the step under way and keep the turn for ever. For the exit of the interpreter."""
         if not self._turn.mine and os.getpid() == self._process:
             self._turn.take()
+            self._drain()
+
+    def drain(self) -> str:
+        """Hand everything that is resident to the tiers, between two steps. Returns what was done, in words."""
+        return self.call(self._drain)
 
     def _with_turn(self, work: Callable[[Uninterrupted], None], ready: Ready | None = None) -> None:
         """Wait for the turn, or until ready() is true. With the turn, do the work."""
@@ -250,6 +256,14 @@ class Runner:
     def _close(self) -> None:
         self._closed = True
         self._fail(list(self._jobs.values()), KvarnError("this LLM was closed before the answer was complete"))
+        self._drain()
+
+    def _drain(self) -> str:
+        try:
+            return self.engine.tiers.drain()
+        except Exception as error:  # noqa: BLE001 (a device that failed must not keep the process from its end)
+            log.error("the cache could not be stored: %s: %s", type(error).__name__, error)
+            return ""
 
     def _cancel_dropped(self) -> None:
         while self._dropped:

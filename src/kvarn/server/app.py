@@ -30,6 +30,7 @@ from kvarn.server.metrics import Metrics
 from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.outlines import Outline, outline_of
+from kvarn.server.page import Page
 from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.planning import Planning
 from kvarn.server.prompts import Prompts
@@ -79,6 +80,7 @@ class Service:
         strict_model: bool = False,
         planning: Planning | None = None,
         kept: Collection | None = None,
+        page: bool = True,
     ) -> None:
         self.llm = llm
         self.log = log or RequestLog()
@@ -88,28 +90,40 @@ class Service:
         self.kept = kept  # snapshots by name
         self._access = access
         self._metrics = metrics
-        self._reader_seconds = reader_seconds
+        self.reader_seconds = reader_seconds
         self._bodies = Bodies(body_seconds)
         self._sites = sites or Sites()
         self.responses = Responses()
-        self._records = Records()
+        self.records = Records()
         self._planning = planning or Planning(llm)
-        self._prompts = Prompts(llm)
+        self.prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
-        self._openapi = document()
+        self._openapi = document(page)
         self._strict_model = strict_model
         self.fingerprint = fingerprint_of(llm)
-        self._started = int(time.time())
+        self.started = int(time.time())
+        self._page = Page(self) if page else None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self.worker.start(loop)
-        self._prompts.start()
+        self.prompts.start()
+
+    def drain(self) -> None:
+        """Accept no more requests for text, and end the streams that would not end by themselves."""
+        self.draining = True
+        if self._page is not None:
+            self._page.close()
 
     def stop(self) -> None:
         """Cancel all requests and end the engine's thread."""
-        self._prompts.close()
+        self.prompts.close()
         self._structures.close()
         self.worker.stop()
+
+    def store(self) -> None:
+        """After `stop`: give everything that is resident to the tiers, for the next start."""
+        if done := self.llm.runner.drain():
+            self.log.stored(done)
 
     def app(self) -> ASGIApp:
         get: dict[str, Endpoint] = {
@@ -130,6 +144,8 @@ class Service:
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
+        if self._page is not None:
+            get |= self._page.endpoints
         bound = [Bound("GET", path, endpoint) for path, endpoint in get.items()]
         bound += [Bound("POST", path, endpoint) for path, endpoint in post.items()]
         for protocol in PROTOCOLS:
@@ -146,13 +162,16 @@ class Service:
         caller, entry = self.caller(request), entry_of(request.scope)
         call, planned = await self.plan(request, parse, caller)
         constrain = await self._structures.constrain(planned.rule, call.structure_field or "tools")
-        submissions = [submission._replace(constrain=constrain) for submission in planned.submissions]
         self._metrics.ignored(planned.ignored)
         entry.model = self.name
         if call.request_id is not None and HEADER not in request.headers:
             entry.id = call.request_id
+        submissions = [
+            submission._replace(constrain=constrain, owner=caller.owner, request_id=entry.id)
+            for submission in planned.submissions
+        ]
         if self.log.texts:
-            entry.prompts = [self._prompts.excerpt(submission.prompt) for submission in submissions]
+            entry.prompts = [self.prompts.excerpt(submission.prompt) for submission in submissions]
         generation = Generation(
             self.worker,
             reply(self._setting(call, caller, planned), call),
@@ -160,14 +179,14 @@ class Service:
             entry,
             planned.reader,
             planned.ignored,
-            Explaining(self._records, caller, self._prompts, call, planned.outline),
+            Explaining(self.records, caller, self.prompts, call, planned.outline),
             planned.notes,
         )
         try:
             await generation.start(submissions)
         except Exception as error:  # noqa: BLE001 (reported to the caller)
             raise fault(error, self._retry_after()) from None
-        return Answer(generation, call.stream, self._reader_seconds)
+        return Answer(generation, call.stream, self.reader_seconds)
 
     async def plan(self, request: Request, parse: Callable[[bytes], Call], caller: Caller) -> tuple[Call, Planned]:
         """A request for text that is checked and tokenized, and not started."""
@@ -181,11 +200,11 @@ class Service:
     def _counted(self, call: Call) -> int:
         self.check_model(call.model)
         assert call.talk is not None
-        return len(self._prompts.chat(call, call.talk).prepared.tokens)
+        return len(self.prompts.chat(call, call.talk).prepared.tokens)
 
     def _setting(self, call: Call, caller: Caller, planned: Planned) -> Setting:
         cache, compared, outline = self.llm.cache, call.compared, planned.outline
-        then = None if compared is None else self._records.outline(compared, caller.owner)
+        then = None if compared is None else self.records.outline(compared, caller.owner)
         return Setting(
             self.name,
             self.llm.tokenizer.token_bytes,
@@ -194,14 +213,14 @@ class Service:
             params=planned.submissions[0].params if planned.submissions else SamplingParams(),
             shared_block=cache.placements[0].block_size if cache.shares else 0,
             comparison=None if compared is None or outline is None else compare(outline, then),
-            spell=self._prompts.spell,
+            spell=self.prompts.spell,
             context=cache.longest,
             width=self.llm.config.hidden,
         )
 
     def _threads(self, call: Call) -> Executor | None:
         """Those that may wait for templates; None: asyncio's."""
-        return self._prompts.threads if call.chat else None
+        return self.prompts.threads if call.chat else None
 
     def _planned(self, caller: Caller, call: Call) -> Planned:
         self.check_model(call.model)
@@ -210,17 +229,17 @@ class Service:
         salt = caller.salted(call.cache_salt)
         submit = partial(self._submission, call=call, salt=salt)
         if call.talk is not None:
-            chat, unused, notes = self._prompts.chat(call, call.talk)
+            chat, unused, notes = self.prompts.chat(call, call.talk)
             submission = submit(chat.tokens, shown=chat.shown)
             outline = outline_of(call.talk, salt)
             return Planned([submission], chat.reader, [*call.ignored, *unused], chat.rule, notes, outline)
         rule = None if call.structure is None else Rule(call.structure)
         if call.suffix is not None:
-            gaps = [self._prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
+            gaps = [self.prompts.with_gap(prompt, call.suffix, call) for prompt in call.prompts]
             unfit = [each for _, told in gaps for each in told]
             return Planned([submit(tokens) for tokens, _ in gaps], Reader, [*call.ignored, *unfit], rule)
-        echoed = self._prompts.echoed if call.echo else lambda prompt, tokens: ""
-        prompts = ((prompt, self._prompts.plain(prompt, call)) for prompt in call.prompts)
+        echoed = self.prompts.echoed if call.echo else lambda prompt, tokens: ""
+        prompts = ((prompt, self.prompts.plain(prompt, call)) for prompt in call.prompts)
         submissions = [submit(tokens, echo=echoed(prompt, tokens)) for prompt, tokens in prompts]
         return Planned(submissions, Reader, call.ignored, rule)
 
@@ -232,7 +251,7 @@ class Service:
         echo: str = "",
         shown: frozenset[int] = frozenset(),
     ) -> Submission:
-        self._prompts.check_length(len(prompt))
+        self.prompts.check_length(len(prompt))
         context = self.llm.cache.longest
         room, max_tokens = context - len(prompt), call.max_tokens
         if max_tokens is None:
@@ -249,7 +268,7 @@ class Service:
         if call.suffix is not None and (markers := self.llm.tokenizer.markers) is not None:
             settings = settings | {"stop_token_ids": (*settings["stop_token_ids"], *markers.ends)}
         if call.biased_texts:
-            settings = settings | {"logit_bias": self._prompts.biases(call) | settings["logit_bias"]}
+            settings = settings | {"logit_bias": self.prompts.biases(call) | settings["logit_bias"]}
         params = self.llm.for_chat(SamplingParams(max_tokens=max_tokens, **settings))
         return Submission(
             prompt,
@@ -271,7 +290,7 @@ class Service:
             request,
             tokenize_call,
             self._tokens,
-            lambda body: self._prompts.threads if "talk" in body else None,
+            lambda body: self.prompts.threads if "talk" in body else None,
         )
         told = self._pieces(tokens) if body.get("with_pieces") else tokens
         return JSONResponse({"tokens": told, "count": len(tokens), "max_model_len": self.llm.cache.longest})
@@ -285,15 +304,15 @@ class Service:
         self, request: Request, parse: Callable[[bytes], tuple[Talk, bool]]
     ) -> tuple[tuple[Talk, bool], str]:
         """The text of a conversation's prompt, with or without the beginning of the answer."""
-        render = lambda parsed: self._prompts.rendered(*parsed)  # noqa: E731
-        return await self._bodies.process(request, parse, render, lambda parsed: self._prompts.threads)
+        render = lambda parsed: self.prompts.rendered(*parsed)  # noqa: E731
+        return await self._bodies.process(request, parse, render, lambda parsed: self.prompts.threads)
 
     async def kept_text(
         self, request: Request, parse: Callable[[bytes], dict[str, Any]]
     ) -> tuple[dict[str, Any], list[int]]:
         """The text of a snapshot, in tokens."""
         tokens = lambda body: shared_tokens(self._tokens, body)  # noqa: E731
-        return await self._bodies.process(request, parse, tokens, lambda body: self._prompts.threads)
+        return await self._bodies.process(request, parse, tokens, lambda body: self.prompts.threads)
 
     async def read(self, request: Request, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         """A body that asks for nothing to be computed."""
@@ -301,7 +320,7 @@ class Service:
 
     def _tokens(self, body: dict[str, Any]) -> list[int]:
         self.check_model(body.get("model"))
-        return self._prompts.tokenize(body)
+        return self.prompts.tokenize(body)
 
     def _pieces(self, tokens: Sequence[int]) -> list[dict[str, Any]]:
         """llama.cpp's form of tokens with their texts: bytes, if they are no text alone."""
@@ -309,12 +328,12 @@ class Service:
 
     def _text(self, body: dict[str, Any]) -> str:
         self.check_model(body.get("model"))
-        return self._prompts.text([int(token) for token in body["tokens"]])
+        return self.prompts.text([int(token) for token in body["tokens"]])
 
     # -- inspection ----------------------------------------------------------------------------------------------
 
     async def root(self, request: Request) -> Response:
-        return JSONResponse(overview())
+        return JSONResponse(overview(self._page is not None))
 
     async def models(self, request: Request) -> Response:
         self.caller(request)
@@ -356,11 +375,11 @@ class Service:
 
     async def requests(self, request: Request) -> Response:
         caller = self.caller(request)
-        return JSONResponse({"object": "list", "data": self._records.recent(caller.owner)})
+        return JSONResponse({"object": "list", "data": self.records.recent(caller.owner)})
 
     async def request(self, request: Request) -> Response:
         caller, id = self.caller(request), request.path_params["id"]
-        explanation = self._records.get(id, caller.owner)
+        explanation = self.records.get(id, caller.owner)
         if explanation is None:
             raise Refusal(404, "this key made no such request, or it is too long ago", "id")
         return JSONResponse(explanation)
@@ -380,11 +399,11 @@ class Service:
         return Refusal(404, f"this server has the model {self.name}, no other", "model", "model_not_found")
 
     def _model(self) -> dict[str, Any]:
-        facts = {"created": self._started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
+        facts = {"created": self.started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
         return {"id": self.name, "object": "model", **facts}
 
     def _model_info(self) -> dict[str, Any]:
-        return model_info(self.name, self._started, self.llm.cache.longest)
+        return model_info(self.name, self.started, self.llm.cache.longest)
 
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""

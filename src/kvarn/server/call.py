@@ -262,7 +262,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._streamed(scope, send) if self._stream else self._once(scope, receive, send)
         answering = asyncio.ensure_future(answer)
-        disconnected = asyncio.ensure_future(_until_disconnected(receive))
+        disconnected = asyncio.ensure_future(until_disconnected(receive))
         try:
             await asyncio.wait({answering, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -315,6 +315,6 @@ class Answer(Response):
             await send(message)
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -32,6 +32,7 @@ class EngineCollector(Collector):
         yield from self._requests(self._prefix)
         yield from self._cache(self._prefix)
         yield from self._blocks("kvarn")
+        yield from self._tiers("kvarn")
         yield from self._kernels("kvarn")
         yield from self._sampling("kvarn")
 
@@ -72,6 +73,9 @@ class EngineCollector(Collector):
         yield self._gauge(f"{prefix}:kv_cache_usage_perc", "blocks in use, 0 to 1", usage.blocks_used / usage.blocks)
         yield self._counter(f"{prefix}:prefix_cache_queries", "prompt tokens looked up", usage.prefix_queries)
         yield self._counter(f"{prefix}:prefix_cache_hits", "prompt tokens found", usage.prefix_hits)
+        queries, hits = usage.external_queries, usage.external_hits
+        yield self._counter(f"{prefix}:external_prefix_cache_queries", "prompt tokens looked up in tiers", queries)
+        yield self._counter(f"{prefix}:external_prefix_cache_hits", "prompt tokens found in tiers", hits)
         yield self._gauge(
             f"{prefix}:cache_config_info",
             "settings of the cache, as labels; the value is 1",
@@ -97,6 +101,19 @@ class EngineCollector(Collector):
         misses = {reason.value: float(n) for reason, n in usage.prefix_misses.items()}
         yield self._by("reason", f"{prefix}:kv_cache_misses", "prompts, by the reason why reuse ended", misses)
         yield self._counter(f"{prefix}:kv_cache_evictions", "cached blocks evicted", usage.blocks_evicted)
+
+    def _tiers(self, prefix: str) -> Iterator[Metric]:
+        counts = self._engine.tiers.counts()
+        held = GaugeMetricFamily(f"{prefix}:kv_tier_bytes", "bytes in a tier", labels=[*LABELS, "tier"])
+        for tier, count in counts.items():
+            held.add_metric([*self._labels, tier], count.nbytes)
+        yield held
+        for name, what, found in (
+            ("reads", "blocks read from a tier", {tier: float(c.reads) for tier, c in counts.items()}),
+            ("writes", "blocks written to a tier", {tier: float(c.writes) for tier, c in counts.items()}),
+            ("drops", "blocks that a tier lost", {tier: float(c.drops) for tier, c in counts.items()}),
+        ):
+            yield self._by("tier", f"{prefix}:kv_tier_{name}", what, found)
 
     def _kernels(self, prefix: str) -> Iterator[Metric]:
         counters = self._engine.memory.counters

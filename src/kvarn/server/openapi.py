@@ -1,5 +1,6 @@
 """The OpenAPI document, made from the tables that check requests."""
 
+import re
 from typing import NamedTuple
 
 from kvarn import __version__
@@ -34,6 +35,12 @@ GETS = {
     "/openapi.json": "this document",
     "/kvarn/requests/{id}": "what a request reused, what it recomputed, and why",
 }
+PAGE = {
+    "/": "name, version and endpoints of this server; for a browser, a page that shows the cache",
+    "/kvarn/page/{name}": "a file of that page",
+    "/kvarn/live": "the cache and the requests as they change, a line of JSON at a time",
+    "/kvarn/cache/texts": "the texts in those blocks of the query that belong to this key",
+}
 POSTS: dict[str, tuple[str, Fields]] = {
     "/tokenize": ("text to token ids", Fields(TOKENIZE)),
     "/detokenize": ("token ids to text", Fields(DETOKENIZE, ("tokens",))),
@@ -47,27 +54,27 @@ class _Operation(NamedTuple):
     fields: Fields | None = None
 
 
-def _operations() -> list[_Operation]:
+def _operations(page: bool) -> list[_Operation]:
     spoken = [each for protocol in PROTOCOLS for each in protocol.addresses]
     return [
-        *(_Operation("GET", path, what) for path, what in GETS.items()),
+        *(_Operation("GET", path, what) for path, what in (GETS | (PAGE if page else {})).items()),
         *(_Operation(each.method, each.path, each.summary, each.fields) for each in spoken),
         *(_Operation("POST", path, what, fields) for path, (what, fields) in POSTS.items()),
     ]
 
 
-def overview() -> Json:
-    """What `GET /` answers."""
-    endpoints = {f"{each.method} {each.path}": each.summary for each in _operations()}
+def overview(page: bool) -> Json:
+    """What `GET /` answers. `page`: whether the server has one."""
+    endpoints = {f"{each.method} {each.path}": each.summary for each in _operations(page)}
     return {"name": "kvarn", "version": __version__, "api": "OpenAI", "base_url": "/v1", "endpoints": endpoints}
 
 
-def document() -> Json:
+def document(page: bool) -> Json:
     paths: Json = {}
-    for each in _operations():
+    for each in _operations(page):
         operation: Json = {"summary": each.summary, "responses": _responses()}
-        if "{id}" in each.path:
-            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        for name in re.findall(r"{(\w+)}", each.path):
+            operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
         if each.fields is not None:
             content = {"application/json": {"schema": _body(each.fields)}}
             operation["requestBody"] = {"required": True, "content": content}

@@ -18,6 +18,7 @@ from kvarn.server.refusal import Refusal
 from kvarn.words import counted
 
 POLLS = ("/health", "/ready", "/metrics")  # asked every few seconds
+PAGE = ("/kvarn/page", "/kvarn/live", "/kvarn/cache/texts")  # asked by the page while it is open
 CLOSED = 499  # the status of a request whose client left before an answer (nginx has the same)
 ENTRY = "kvarn.entry"  # its place in the scope of a request
 
@@ -57,6 +58,11 @@ class Entry:
         self.first_token_at = min(times, default=None)
         if end.error is not None:
             self.error = f"{type(end.error).__name__}: {end.error}"
+
+    @property
+    def polls(self) -> bool:
+        """Whether the request asks for no text and comes again and again."""
+        return self.path.rstrip("/") in POLLS or self.path.startswith(PAGE)
 
     def hold(self) -> None:
         self.holders += 1
@@ -123,7 +129,7 @@ class RequestLog:
         if entry not in self._open:
             return
         self._open.remove(entry)
-        if entry.path.rstrip("/") in POLLS and entry.status < 400 and not self._polls:
+        if entry.polls and entry.status < 400 and not self._polls:
             return
         self._count(entry)
         if self._log is not None:
@@ -132,12 +138,15 @@ class RequestLog:
     @property
     def n_open(self) -> int:
         """Requests under way, without polls."""
-        return sum(entry.path.rstrip("/") not in POLLS for entry in self._open)
+        return sum(not entry.polls for entry in self._open)
 
     def stopping(self, drain_seconds: float) -> None:
         n = self.n_open
         what = f"{counted(n, 'request')} may finish within {drain_seconds:g} s" if n else "no request is under way"
         self._say("stopping", f"stopping: {what}", open_requests=n)
+
+    def stored(self, what: str) -> None:
+        self._say("stored", what)
 
     def close(self) -> None:
         """The server has stopped: write what is left, and the totals."""

@@ -84,6 +84,12 @@ class Server(uvicorn.Server):
         self._started = started
         self._interrupted = interrupted
         self._interrupts = 0
+        self._watchdog: threading.Timer | None = None
+
+    def stopped(self) -> None:
+        """The engine's thread has ended. What follows has limits of its own."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -98,13 +104,13 @@ class Server(uvicorn.Server):
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         if not self._service.draining:
-            watchdog = threading.Timer(self._drain_seconds + GRACE_SECONDS, _end_process)
-            watchdog.daemon = True
-            watchdog.start()
+            self._watchdog = threading.Timer(self._drain_seconds + GRACE_SECONDS, _end_process)
+            self._watchdog.daemon = True
+            self._watchdog.start()
             if number == signal.SIGINT:
                 self._interrupted()
             self._service.log.stopping(self._drain_seconds)
-        self._service.draining = True
+        self._service.drain()
         self.should_exit = True
         self._interrupts += number == signal.SIGINT
         if self._interrupts >= 2:
@@ -135,5 +141,7 @@ def serve(
         server.run(sockets=[listening])
     finally:
         service.stop()
+        server.stopped()
+        service.store()
         listening.close()
         service.log.close()

@@ -51,6 +51,14 @@ class Submission(NamedTuple):
     watched: bool = False  # the progress of the prompt is reported
     echoed_logprobs: bool = False  # those of the prompt come first in the answer
     pooling: str | None = None  # wants a vector, not an answer
+    owner: bytes = b""  # a hash of the API key
+    request_id: str = ""
+
+
+class Audience:
+    """Is told on the engine's thread when a submission has ended. This one is nobody."""
+
+    def ended(self, ticket: "Ticket", request: Request) -> None: ...
 
 
 class Ticket(Listener):
@@ -100,6 +108,7 @@ class Ticket(Listener):
     def ended(self, job: Job) -> None:
         self._worker.close(self)
         self._worker.metrics.finished(job.request)
+        self._worker.audience.ended(self, job.request)
         request = job.request
         if not self.submission.stream and request.pool is None:
             for index, completion in enumerate(job.output().completions):
@@ -138,9 +147,10 @@ class Worker:
         self.engine = llm.engine
         self.metrics = metrics
         self.fault: Exception | None = None  # the error that ended the thread
+        self.audience = Audience()
+        self.open: set[Ticket] = set()  # used on the engine's thread
         self._runner = llm.runner
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._open: set[Ticket] = set()
         self._watched: set[Ticket] = set()  # those of them whose progress is reported
         self._outbox: deque[tuple[Ticket, Update]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,6 +179,10 @@ class Worker:
         """Cancel before the next step. Does nothing if the submission has ended."""
         self._commands.put(lambda: self._cancel(ticket))
 
+    def between_steps(self, work: Callable[[], None]) -> None:
+        """Run `work` on the engine's thread, before its next step."""
+        self._commands.put(work)
+
     @property
     def share(self) -> int:
         """Submissions of one call that may be queued: a call with many prompts leaves room for others, and a queue that
@@ -190,7 +204,7 @@ class Worker:
             self._commands.put(_nothing)
 
     def close(self, ticket: Ticket) -> None:
-        self._open.discard(ticket)
+        self.open.discard(ticket)
         self._watched.discard(ticket)
 
     def _run(self) -> None:
@@ -203,7 +217,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 (every call must get an error)
             log.error("the engine has failed: %s: %s", type(error).__name__, error)
             self.fault = error
-            for ticket in self._open:
+            for ticket in self.open:
                 ticket.put(dead())
             self._send()
             while not self._stopping:
@@ -232,7 +246,7 @@ class Worker:
 
     def _add(self, ticket: Ticket) -> None:
         submission = ticket.submission
-        self._open.add(ticket)
+        self.open.add(ticket)
         try:
             if self.fault is not None:
                 raise dead()
@@ -240,7 +254,7 @@ class Worker:
             if submission.watched:
                 self._watched.add(ticket)
         except Exception as error:  # noqa: BLE001 (it fails this request only)
-            self._open.discard(ticket)
+            self.open.discard(ticket)
             return ticket.put(error)
         return ticket.put(None)
 
@@ -264,7 +278,7 @@ class Worker:
 
     def _stop(self) -> None:
         self._stopping = True
-        for ticket in list(self._open):
+        for ticket in list(self.open):
             self._cancel(ticket)
 
     def _send(self) -> None:

@@ -1,6 +1,6 @@
 """Random models of every architecture as files, and a model on a backend with caches of any kind."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
+from kvarn.engine.recall import NO_TIERS, Tiers
 from kvarn.engine.scoring import score
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import BY_ID
@@ -77,9 +78,15 @@ class Loaded:
         """Teacher-forced, in chunks."""
         return score(self.program, *self.cache(len(tokens) + 1, **settings), tokens, first, chunk)
 
-    def engine(self, context: int, max_batch_tokens: int, **settings: Any) -> Engine:
+    def engine(
+        self,
+        context: int,
+        max_batch_tokens: int,
+        tiers: Callable[[KVCache, Any], Tiers] = lambda cache, memory: NO_TIERS,
+        **settings: Any,
+    ) -> Engine:
         memory, book = self.cache(context, **({"max_chunk": max_batch_tokens} | settings))
-        return Engine(self.program, memory, book, EngineConfig(max_batch_tokens))
+        return Engine(self.program, memory, book, EngineConfig(max_batch_tokens), tiers=tiers(book, memory))
 
 
 class Batch:

@@ -10,34 +10,22 @@ pool needs them for new content.
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.blocks import BlockPool
+from kvarn.cache.cover import covered, needed
+from kvarn.cache.journal import NOWHERE, TreeJournal
 from kvarn.cache.placement import GroupConfig, Placement
-from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash
+from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash, root_hash
+from kvarn.cache.shelf import Shelf
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy
+from kvarn.cache.tier import Spill
 from kvarn.errors import BrokenInvariant, OutOfBlocks
 
 WORDS = 24  # tokens of the earlier text in ReuseLimit.onward: enough to say why the texts differ
-
-
-def resident(path: Sequence[Node], length: int, config: GroupConfig) -> int:
-    """The longest length <= `length` such that every block that the next query sees is resident.
-
-    Reuse ends before a missing block. The window of the new end then reaches further back, so earlier blocks are
-    checked too."""
-    size = config.block_size
-    for logical, node in enumerate(path[: config.pinned_blocks]):
-        if node.block is None:
-            length = min(length, logical * size)
-    logical = ceil_div(length, size) - 1
-    while logical >= max(config.spec.floor(length) // size, 0):
-        if path[logical].block is None:
-            length = logical * size
-        logical -= 1
-    return length
 
 
 class Paged(Placement[PagedResidency]):
@@ -49,7 +37,8 @@ class Paged(Placement[PagedResidency]):
     ) -> None:
         super().__init__(config)
         self.tree = PrefixTree(self.block_size, max(config.n_blocks, 256), digest, clock)
-        self.pool = BlockPool(config.n_blocks, self.tree.holds, self.tree.detach, config.watermarks)
+        self.pool = BlockPool(config.n_blocks, self.tree.holds, self._evicted, config.watermarks, clock)
+        self.shelf = Shelf(config, self.tree, self.pool)
 
     @staticmethod
     def blocks_per_sequence(config: GroupConfig) -> int:
@@ -72,13 +61,32 @@ class Paged(Placement[PagedResidency]):
         nodes = ((block, self.tree.node_of(block)) for block in self.pool.cached)
         return [(block, len(node.tokens)) for block, node in nodes if node is not None]
 
+    def _evicted(self, block: int) -> None:
+        self.shelf.tell(block)
+        self.tree.detach(block)
+
+    def journal(self) -> TreeJournal:
+        return TreeJournal(self.sequences, self.pool, self.tree)
+
+    def leaf(self, tokens: Sequence[int], salt: bytes) -> int:
+        root = self.tree.known_root(salt)
+        last = None if root is None else deque(self.tree.walk(root, tokens), maxlen=1)
+        return last[0].serial if last else NOWHERE
+
+    def content(self, block: int, salt: bytes) -> tuple[int, ...]:
+        root = root_hash(salt)
+        if (node := self.tree.node_of(block)) is not None:
+            return node.tokens if node.root.hash == root else ()
+        tails = (tuple(r.tail) for r in self.sequences.values() if r.tail_block == block and r.node.root.hash == root)
+        return next(tails, ())
+
     # -- sharing -------------------------------------------------------------------------------------------------
 
     def match(self, seq: int, tokens: Sequence[int], limit: int) -> Adoption:
         root = self.residency(seq).node
         path = list(self.tree.walk(root, tokens))
         n_full = len(path) * self.block_size
-        reused = resident(path, min(n_full, limit), self.config)
+        reused = covered([node.block is not None for node in path], min(n_full, limit), self.config)
         if reused < min(n_full, limit):
             lost = path[reused // self.block_size]
             return Adoption(reused, ReuseLimit(lost.why, n_full, when=lost.when))
@@ -117,9 +125,9 @@ class Paged(Placement[PagedResidency]):
             blocks.append(self.tree.partial(last, tokens[len(path) * size : reused]).block)
             for other in last.growing:
                 other.writable = 0  # the shared block may be the one it writes next: it must copy first
-        lowest = max(self.spec.floor(reused) // size, 0)
-        pinned = range(min(self.config.pinned_blocks, lowest))
-        for logical in (*pinned, *range(lowest, len(blocks))):
+        for node in path:
+            node.wanted = True
+        for logical in needed(reused, self.config):
             block = blocks[logical]
             assert block is not None
             self._share(block)
@@ -189,6 +197,7 @@ class Paged(Placement[PagedResidency]):
         while used + size <= len(r.tail):
             entry = r.index(node.depth)
             node = self.tree.insert(node, tuple(r.tail[used : used + size]), r.blocks[entry])
+            self.pool.touched(r.blocks[entry])
             if node.block is not None and node.block != r.blocks[entry]:
                 self._replace(r, entry, node.block)  # another sequence computed the same block before: keep that one
             used += size
@@ -248,6 +257,9 @@ class Paged(Placement[PagedResidency]):
         return r
 
     def _released(self, r: PagedResidency) -> None:
+        self.shelf.let_go(r)
+        if r.priority:
+            self.shelf.want(r.blocks)
         tail = r.tail_block
         unshared = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
         self.tree.end(r, r.node, tail if unshared else None)
@@ -264,12 +276,20 @@ class Paged(Placement[PagedResidency]):
         for block in reversed(blocks):
             self.pool.release(block, priority)
 
+    def spill_to(self, group: int, spill: Spill) -> None:
+        self.shelf.spill_to(group, spill)
+
+    def adopt(self, seq: int, tokens: Sequence[int], limit: int | None = None) -> Adoption:
+        adoption = super().adopt(seq, tokens, limit)
+        self.shelf.let_go(self.residency(seq))
+        return adoption
+
     def _check_pool(self) -> None:
         self.pool.check()
         self.tree.check()
         references = [0] * self.pool.n_blocks
         for r in self.sequences.values():
-            for block in r.blocks:
+            for block in (*r.blocks, *r.held):
                 references[block] += 1
         if references != self.pool.references:
             raise BrokenInvariant("Paged: references and the sequences' blocks differ")

@@ -7,6 +7,7 @@ Otherwise lines come in and plain text goes out (plain.py). docs/chat.md describ
 import argparse
 import os
 import sys
+from functools import partial
 
 from kvarn.cli import flags
 from kvarn.cli.chat.conversation import ID, Conversation
@@ -21,6 +22,7 @@ from kvarn.jobs.turn import Uninterrupted
 from kvarn.llm import LLM
 from kvarn.loading.paths import user_path
 
+NO_TERMINAL = "--map draws on a terminal: there is none here, so it is left out"
 HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 
 
@@ -44,6 +46,7 @@ echo "Name three rivers." | kvarn chat""",
     flags.add_snapshot_flag(parser)
     parser.add_argument("--plain", "--no-markdown", action="store_true", help="show answers as they are, not Markdown")
     parser.add_argument("--no-history", action="store_true", help="do not keep what is typed for later runs")
+    flags.add_map_flag(parser)
     flags.add_chat_flags(parser)
     flags.add_model_flags(parser)
     flags.add_sampling_flags(parser, "-1")
@@ -64,6 +67,8 @@ def run(args: argparse.Namespace) -> None:
     if is_terminal():
         run_in_terminal(args, conversation, lasting, found)
     else:
+        if args.map:
+            print(NO_TERMINAL, file=sys.stderr)
         screen = PlainScreen()
         session = Session(conversation, LineReader(), screen)
         hold(session, lasting, found)
@@ -88,11 +93,12 @@ def run_in_terminal(
     args: argparse.Namespace, conversation: Conversation, lasting: SessionFile | NoSession, found: str
 ) -> None:
     # Imported here, because these modules take longer to load than most commands take to run.
+    from kvarn.cli.cache_map import below
     from kvarn.cli.chat.keyboard import TerminalKeyboard
     from kvarn.cli.chat.screen import TerminalScreen
     from kvarn.cli.chat.terminal import ChatMode
 
-    screen = TerminalScreen(markdown=not args.plain)
+    screen = TerminalScreen(not args.plain, partial(below, conversation.llm) if args.map else None)
     with ChatMode():
         keyboard = TerminalKeyboard(screen.note, keep_history=not args.no_history)
         screen.greet(args.model, greeting(conversation.llm))

@@ -6,6 +6,7 @@ size changed, can no longer be removed. It stays as it is. Methods return what t
 """
 
 import os
+import sys
 from collections.abc import Callable
 
 from rich.cells import get_character_cell_size
@@ -62,6 +63,15 @@ class LiveRows:
     def _notice(self) -> None:
         if self._begun is not None:
             self._raw |= self._size() != self._begun or self._begun.columns < _NARROWEST
+
+
+def terminal_size() -> os.terminal_size:
+    """The size now. COLUMNS is not used, because it does not change with the window."""
+    try:
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        columns, lines = 0, 0
+    return os.terminal_size((columns or 80, lines or 24))
 
 
 def wrap(text: str, width: int) -> list[str]:

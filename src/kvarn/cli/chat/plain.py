@@ -10,6 +10,7 @@ from io import TextIOWrapper
 
 from kvarn.cli.chat.multiline import message, next_line
 from kvarn.cli.safe_text import safe
+from kvarn.jobs.job import Job
 
 PROMPT, CONTINUED = "> ", ". "
 
@@ -55,6 +56,8 @@ class PlainAnswer:
     def __init__(self, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
 
+    def wait(self) -> None: ...
+
     def think(self, piece: str) -> None:
         """What reads a pipe wants the answer alone."""
 
@@ -79,5 +82,5 @@ class PlainScreen:
         if self._is_terminal and sys.stdin.isatty():
             self.note(f"[{text}]")
 
-    def answer(self) -> PlainAnswer:
+    def answer(self, job: Job | None = None) -> PlainAnswer:
         return PlainAnswer(self._is_terminal)

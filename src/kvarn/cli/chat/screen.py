@@ -6,21 +6,28 @@ outside passes `safe` first. Non-goals: input; terminals that cannot move their 
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
+from kvarn.cli.cache_map import CLEAR, Below
 from kvarn.cli.chat.blocks import Block, Splitter
-from kvarn.cli.chat.live import LiveRows, wrap
+from kvarn.cli.chat.live import LiveRows, terminal_size, wrap
 from kvarn.cli.chat.markdown import BlockRenderer, console
 from kvarn.cli.safe_text import safe
 from kvarn.cli.thinking import Thinking, dim
+from kvarn.jobs.job import Job
 
 _BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
 
 
 class TerminalScreen:
-    def __init__(self, markdown: bool = True) -> None:
+    """`below`: draws the map of the cache below an answer, if it is wanted."""
+
+    def __init__(self, markdown: bool = True, below: Callable[[Job], Below] | None = None) -> None:
         self._console = console(bool(os.environ.get("NO_COLOR"))) if markdown else None
+        self._below = below
 
     def greet(self, name: str, lines: list[str]) -> None:
         write(f"{_BOLD}{safe(name)}{_NORMAL}\n")
@@ -36,14 +43,25 @@ class TerminalScreen:
     def statistics(self, text: str) -> None:
         self.note(text)
 
-    def answer(self) -> "PlainAnswer | MarkdownAnswer":
-        return PlainAnswer() if self._console is None else MarkdownAnswer(self._console)
+    def answer(self, job: Job | None = None) -> "PlainAnswer | MarkdownAnswer | MappedAnswer":
+        if self._below is None or job is None:
+            return PlainAnswer() if self._console is None else MarkdownAnswer(self._console)
+        plain = PlainAnswer(LiveRows(terminal_size).add)
+        return MappedAnswer(plain if self._console is None else MarkdownAnswer(self._console), self._below(job))
 
 
 class PlainAnswer:
-    def __init__(self) -> None:
+    """`broken`: breaks its rows."""
+
+    def __init__(self, broken: Callable[[str], str] = str) -> None:
         self._at_start = True  # of a line
-        self._thinking = Thinking(write)
+        self._broken = broken
+        self._thinking = Thinking(self._write)
+
+    def wait(self) -> None: ...
+
+    def _write(self, text: str) -> None:
+        write(self._broken(text))
 
     def think(self, piece: str) -> None:
         self._thinking.add(piece)
@@ -51,12 +69,41 @@ class PlainAnswer:
     def add(self, piece: str) -> None:
         self._thinking.end()
         text = safe(piece)
-        write(text)
+        self._write(text)
         self._at_start = text.endswith("\n") if text else self._at_start
 
     def end(self, interrupted: bool = False) -> None:
         if not self._thinking.end(last=True):
-            write("" if self._at_start else "\n")
+            self._write("" if self._at_start else "\n")
+
+
+class MappedAnswer:
+    """An answer with the map of the cache below it."""
+
+    def __init__(self, answer: "PlainAnswer | MarkdownAnswer", below: Below) -> None:
+        self._answer = answer
+        self._below = below
+
+    def wait(self) -> None:
+        write(self._below.draw())
+
+    def think(self, piece: str) -> None:
+        with _at_once():
+            write(CLEAR)
+            self._answer.think(piece)
+            write(self._below.draw())
+
+    def add(self, piece: str) -> None:
+        with _at_once():
+            write(CLEAR)
+            self._answer.add(piece)
+            write(self._below.draw())
+
+    def end(self, interrupted: bool = False) -> None:
+        with _at_once():
+            write(CLEAR)
+            self._answer.end(interrupted)
+            write(self._below.leave())
 
 
 class MarkdownAnswer:
@@ -65,6 +112,8 @@ class MarkdownAnswer:
         self._renderer = BlockRenderer(console)
         self._live = LiveRows(terminal_size)
         self._thinks = False
+
+    def wait(self) -> None: ...
 
     def think(self, piece: str) -> None:
         if not self._thinks:
@@ -123,21 +172,32 @@ class MarkdownAnswer:
             write(self._live.add(text.rstrip("\n")) + self._live.leave())
 
 
-def terminal_size() -> os.terminal_size:
-    """The size now. COLUMNS is not used, because it does not change with the window."""
-    try:
-        columns, lines = os.get_terminal_size(sys.stdout.fileno())
-    except OSError:
-        columns, lines = 0, 0
-    return os.terminal_size((columns or 80, lines or 24))
-
-
 def _wrapped(text: str) -> str:
     return "\n".join(wrap(safe(text), max(terminal_size().columns - 1, 1)))
 
 
+_held: list[str] = []  # what `_at_once` collects
+_depth = 0
+
+
 def write(text: str) -> None:
     """At once, so that a replacement does not flicker."""
-    if text:
+    if _depth:
+        _held.append(text)
+    elif text:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+@contextmanager
+def _at_once() -> Iterator[None]:
+    """All writes of the block are one, also if it is interrupted."""
+    global _depth
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        text = "".join(_held)
+        _held.clear()
+        write(text)

@@ -14,6 +14,7 @@ from kvarn.cli.chat.multiline import Quoted
 from kvarn.cli.ending import WHOLE, ending, summary
 from kvarn.dialect import Reasoning
 from kvarn.errors import KvarnError
+from kvarn.jobs.job import Job
 from kvarn.jobs.turn import Uninterrupted
 
 NUMBERS = ("no", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -28,6 +29,9 @@ class Keyboard(Protocol):
 
 
 class Answer(Protocol):
+    def wait(self) -> None:
+        """The prompt is being read; called from time to time, on another thread."""
+
     def think(self, piece: str) -> None:
         """Reasoning, which is not part of the answer's text."""
 
@@ -47,7 +51,8 @@ class Screen(Protocol):
     def statistics(self, text: str) -> None:
         """A line after each answer."""
 
-    def answer(self) -> Answer: ...
+    def answer(self, job: Job | None = None) -> Answer:
+        """`job`: computes it."""
 
 
 class Session:
@@ -111,7 +116,7 @@ class Session:
     def _turn(self, turn: Turn) -> None:
         if turn.newly_left_out > 0:
             self.screen.note(left_out(turn.newly_left_out))
-        answer, llm = self.screen.answer(), self.conversation.llm
+        answer, llm = self.screen.answer(turn.job), self.conversation.llm
         try:
             stopped, error = self._show(turn, answer)
         finally:
@@ -133,7 +138,7 @@ class Session:
     def _show(self, turn: Turn, answer: Answer) -> tuple[bool, KvarnError | None]:
         """Show the answer as it is computed. Whether Ctrl-C stopped it, and what went wrong."""
         try:
-            for part in prefill.stream(self.conversation.llm, turn.job):
+            for part in prefill.stream(self.conversation.llm, turn.job, answer.wait):
                 if isinstance(part, Reasoning):
                     answer.think(part.text)
                 elif text := content_of(part):
