@@ -179,3 +179,13 @@ def test_a_device_that_is_not_here(model: str, capsys: pytest.CaptureFixture) ->
     assert not facts(capsys, model, "--backend", "cuda", "--memory", "1G")["fits"]
     assert main(["plan", model, "--backend", "cuda", "--memory", "24G", "--cache-type", "int8"]) == 1
     assert "the cuda backend has no int8 cells yet" in capsys.readouterr().err
+
+
+def test_a_host_cache_is_part_of_the_total(model: str, capsys: pytest.CaptureFixture) -> None:
+    plain, more = facts(capsys, model, "--cache", "paged"), facts(capsys, model, "--host-cache", "64M")
+    assert more["cache"]["strategy"] == "paged", "auto would share no prefixes"
+    assert (plain["memory"]["evicted"], more["memory"]["evicted"]) == (0, 64 << 20)
+    assert more["memory"]["total"] - plain["memory"]["total"] == 64 << 20
+    assert any(line.startswith("evicted      64.0 MiB") for line in planned(capsys, model, "--host-cache", "64M"))
+    assert main(["plan", model, "--host-cache", "1M", "--cache", "ring"]) == 1
+    assert "shares no prefixes" in capsys.readouterr().err

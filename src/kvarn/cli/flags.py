@@ -103,9 +103,13 @@ def cache_type_of(args: argparse.Namespace) -> str:
     return str(k if k == v else f"{k}/{v}")
 
 
-def add_tier_flags(group: Flags) -> None:
+def add_host_cache_flag(group: Flags) -> None:
     host = "host memory for blocks that the cache evicts (default: none)"
     group.add_argument("--host-cache", type=parse_bytes, metavar="N[K|M|G]", help=host)
+
+
+def add_tier_flags(group: Flags) -> None:
+    add_host_cache_flag(group)
     disk = "folder for evicted blocks, which a restart finds again; at most 10G, or as much as is given (default: none)"
     group.add_argument("--disk-cache", metavar="DIR[:N[K|M|G]]", help=disk)
 

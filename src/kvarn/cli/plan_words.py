@@ -57,6 +57,8 @@ def show_memory(facts: Facts) -> None:
         ("process", sum(memory[key] for key in beside.values()), in_mib((k, memory[v]) for k, v in beside.items())),
         ("total", memory["total"], verdict(facts)),
     ]
+    if memory["evicted"]:
+        rows.insert(2, ("evicted", memory["evicted"], "host memory for blocks that the cache evicts"))
     for name, nbytes, words in rows:
         line(name, f"{human_bytes(nbytes):>10}  {words}")
 

@@ -170,7 +170,7 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             log=requests,
             strict_model=args.strict_model,
             page=not args.no_page,
-            planning=Planning(llm, process),
+            planning=Planning(llm, process, args.host_cache),
             kept=kept,
         )
 
