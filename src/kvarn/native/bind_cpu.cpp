@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -80,6 +81,15 @@ PackedMatrix packed_outline(const std::string& type, int64_t n_rows, int64_t col
     ensure(n_rows > 0 && cols > 0 && cols % known.columns == 0,
            "outline: " + std::to_string(n_rows) + " rows of " + std::to_string(cols) + " are no " + type + " matrix");
     return outline(known.kind, n_rows, cols);
+}
+
+// A matrix of this type with zeros, in memory that is really there: every page was written.
+PackedMatrix zeros(const std::string& type, int64_t n_rows, int64_t cols) {
+    packed_outline(type, n_rows, cols);  // checks
+    const Unlocked unlocked;
+    const PackedMatrix w = allocate(Rows::found(type), n_rows, cols);
+    memset(w.data.get(), 0, size_t(w.nbytes()));
+    return w;
 }
 
 // Reads n bytes of the file. Returns 0, an error number, or -1 if the file ends before.
@@ -317,6 +327,7 @@ void bind_cpu(nb::module_& m) {
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
     m.def("outline", &packed_outline, nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
+    m.def("zeros", &zeros, nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
     m.attr("GROUP_ROWS") = kGroup;
     m.attr("LARGE_PAGE") = kLargePage;
     m.attr("SHARED_PAGES") = kShared;
