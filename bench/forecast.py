@@ -3,14 +3,18 @@
     python bench/forecast.py MODEL.gguf[:DEPTH,..] ... [-t N] [--fresh] [--out FILE.json]
 
 Each model is planned, loaded and measured in a process of its own (`kvarn plan --check`). The targets are those of
-docs/plan.md: memory within 2 %, decode within 15 % (the median over all models and depths).
+docs/plan.md: memory within 2 %, decode within 15 % (the median over all models and depths). The machine should be
+quiet: `load` is the number of processors that other processes used meanwhile.
 """
 
 import argparse
 import json
+import os
+import resource
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,24 @@ from kvarn.cli.table import print_table
 MEMORY, DECODE = 0.02, 0.15
 
 
+def busy_seconds() -> float:
+    """CPU time of all processes since the machine started."""
+    fields = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def checked(model: str, depths: str, context: int, options: list[str]) -> dict[str, Any]:
     words = ["plan", model, "--depth", depths, "-c", str(context), "--check", "--json", *options]
+    before, own, start = busy_seconds(), own_seconds(), time.monotonic()
     done = subprocess.run([sys.executable, "-m", "kvarn", *words], stdout=subprocess.PIPE, text=True, check=True)
+    other = busy_seconds() - before - (own_seconds() - own)
     facts: dict[str, Any] = json.loads(done.stdout)
-    return facts
+    return facts | {"other_load": round(other / (time.monotonic() - start), 3)}  # processors that others used
 
 
 def main() -> int:
@@ -56,7 +73,7 @@ def main() -> int:
 
 
 def slim(facts: dict[str, Any]) -> dict[str, Any]:
-    keys = ("name", "cpu", "backend", "threads", "read_gb_s", "memory", "check")
+    keys = ("name", "cpu", "backend", "threads", "read_gb_s", "other_load", "memory", "check")
     return {"model": Path(facts["model"]).name, **{key: facts[key] for key in keys}}
 
 
@@ -65,7 +82,8 @@ def print_rows(found: list[dict[str, Any]]) -> None:
     for facts in found:
         name, check = Path(facts["model"]).name[:24], facts["check"]
         pair = check["memory_bytes"]
-        rows.append((name, "memory, MB", *(f"{pair[key] / 1e6:,.1f}" for key in ("forecast", "truth")), error(pair)))
+        numbers = (f"{pair[key] / 1e6:,.1f}" for key in ("forecast", "truth"))
+        rows.append((name, f"memory, MB (load {facts['other_load']:.2f})", *numbers, error(pair)))
         for row in check["depths"]:
             for what, key in (("tokens/s", "tok_s"), ("first token, s", "first_token_seconds")):
                 pair = row[key]

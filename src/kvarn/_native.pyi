@@ -64,6 +64,7 @@ def pack_file(
     pool: Pool, type: str, file: int, offset: int, rows: int, cols: int, grid: NDArray[np.int8] | None = None
 ) -> PackedMatrix: ...
 def outline(type: str, rows: int, cols: int) -> PackedMatrix: ...
+def zeros(type: str, rows: int, cols: int) -> PackedMatrix: ...
 def largest_scales(type: str, rows: NDArray[np.uint8]) -> tuple[float, float]: ...
 def pack_planes(
     type: str,
@@ -96,7 +97,9 @@ class CacheView:
         v: NDArray[Any],
         k_scale: NDArray[np.float32] | None,
         v_scale: NDArray[np.float32] | None,
-        codec: int,
+        k_codec: int,
+        v_codec: int,
+        dim: int,
         group: int,
     ) -> None: ...
     def set_cells(self, group: int, cells: NDArray[np.int64], /) -> None: ...
@@ -164,6 +167,7 @@ class Program:
         shape: tuple[int, int, int],
         q_norm: Vector,
         k_norm: Vector,
+        centre: Vector,
         eps: float,
     ) -> None: ...
     def run(

@@ -49,6 +49,7 @@ from kvarn._native import (
     read_bandwidth,
     sin_cos,
     weigh,
+    zeros,
 )
 from kvarn.errors import KvarnError
 
@@ -88,6 +89,7 @@ __all__ = [
     "sin_cos",
     "sum_order",
     "weigh",
+    "zeros",
 ]
 
 SUM_ORDERS = ("pairs", "tiles")

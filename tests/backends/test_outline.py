@@ -12,6 +12,7 @@ from support.tiny_models import GOLDEN
 from kvarn import LLM, native
 from kvarn.backends.cpu.paging import lost_bytes, page_bytes
 from kvarn.backends.cpu.program import load_program, outline_program, packed_size
+from kvarn.backends.cpu.trials import LEAST_COLD, MOST_COLD, cold_bytes
 from kvarn.cache.spec import align
 from kvarn.forecast.memory import most_keys
 from kvarn.loading.checkpoint import open_checkpoint
@@ -80,3 +81,27 @@ def test_what_large_pages_lose() -> None:
     n = shared // small
     assert lost_bytes([small] * n) == align(n * small, page) - n * small
     assert lost_bytes([small] * (n + 1)) == align(n * small, page) + align(small, page) - (n + 1) * small
+
+
+@pytest.mark.parametrize("type", PACKABLE)
+def test_zeros_are_a_matrix_of_zeros(type: str) -> None:
+    zeros, numbers = native.zeros(type, 20, 256), np.ones((20, 256), np.float32)
+    assert zeros.nbytes == native.outline(type, 20, 256).nbytes
+    zeros.unpack(numbers)
+    assert np.isfinite(numbers).all()
+    assert not numbers.any(), "the scales are 0"
+
+
+def test_outlines_have_no_numbers() -> None:
+    with pytest.raises(ValueError, match="the weight has no numbers, only sizes"):
+        native.outline("F32", 16, 32).unpack(np.zeros((16, 32), np.float32))
+
+
+def test_cold_memory_is_larger_than_caches(tmp_path: Path) -> None:
+    assert cold_bytes(tmp_path) == LEAST_COLD
+    for name, size in (("index0", "32K"), ("index3", "32768K"), ("index4", "none")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "size").write_text(f"{size}\n")
+    assert cold_bytes(tmp_path) == 128 << 20
+    (tmp_path / "index3" / "size").write_text("1048576K\n")
+    assert cold_bytes(tmp_path) == MOST_COLD

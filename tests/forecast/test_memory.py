@@ -8,13 +8,13 @@ from support.tiny_gguf import CHAT, SIZES, VARIANTS, write
 from support.tiny_models import GOLDEN
 
 from kvarn import LLM
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.cpu import Cpu
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import STRATEGIES
-from kvarn.forecast.memory import resident_bytes
+from kvarn.forecast.memory import Beside, resident_bytes, vocabulary_bytes
 from kvarn.forecast.outlined import Outlined
 from kvarn.forecast.truth import held_bytes, written_bytes
-from kvarn.llm import cache_config
 from kvarn.loading.checkpoint import open_checkpoint
 
 SETTINGS = {"context": 96, "max_seqs": 2, "max_batch_tokens": 32}
@@ -36,7 +36,8 @@ def test_weights_and_workspace_are_those_of_the_loaded_model(tmp_path: Path, var
         assert forecast.weights == llm.program.nbytes
         assert forecast.workspace == llm.program.workspace
         assert forecast.cache == cache_memory(llm)
-        again = Outlined.of_loaded(llm.program, backend, 32, 0, llm.tokenizer.is_sentence_piece)
+        vocabulary = vocabulary_bytes(llm.config.vocab_size, llm.tokenizer.is_sentence_piece)
+        again = Outlined.of_loaded(llm.program, backend, 32, Beside(0, vocabulary))
         assert again.memory(llm.cache.plan) == forecast
         assert again.work == model.work
     parts = (forecast.process, forecast.vocabulary, forecast.bookkeeping, forecast.pages)

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.choice import device_for
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.cuda.limits import require
@@ -24,7 +25,7 @@ from kvarn.forecast.machine import rates_of
 from kvarn.forecast.memory import resident_bytes
 from kvarn.forecast.outlined import Outlined
 from kvarn.forecast.report import as_json, compared, device_json
-from kvarn.llm import cache_config
+from kvarn.lasting.settings import tier_settings
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.headers import open_headers
 
@@ -54,6 +55,7 @@ kvarn plan model.gguf --check""",
     group.add_argument("--check", action="store_true", help=check)
     fresh = "measure this machine again, also if the last measurement is not a week old"
     group.add_argument("--fresh", action="store_true", help=fresh)
+    flags.add_host_cache_flag(group)
     flags.add_model_flags(parser, tiers=False)
     add_json_flag(parser)
 
@@ -73,7 +75,9 @@ def parse_depths(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> None:
     process = resident_bytes() or 0  # before there is a model
+    tiers = tier_settings(args.host_cache, None)
     settings = flags.cache_settings(args)
+    settings["cache"] = tiers.strategy(settings["cache"])
     if args.backend == "reference":
         raise KvarnError("plans are for the backends cpu and cuda: leave --backend out")
     if args.memory is not None and args.memory < 1:
@@ -86,7 +90,8 @@ def run(args: argparse.Namespace) -> None:
         if device is not None:
             facts |= device_json(device)
         else:
-            model = Outlined.of_headers(checkpoint, Cpu(make_pool(args.threads)), args.max_batch_tokens, process)
+            backend, evicted = Cpu(make_pool(args.threads)), tiers.host_bytes or 0
+            model = Outlined.of_headers(checkpoint, backend, args.max_batch_tokens, process, evicted)
             rates = rates_of(model.backend, model.work, model.plan(config), fresh=args.fresh, progress=line)
             budget = available_bytes() if args.memory is None else args.memory
             forecast = foresee(model, config, rates, args.depth, budget)
@@ -141,4 +146,5 @@ def check(args: argparse.Namespace, settings: dict[str, Any], forecast: Forecast
         raise OutOfMemory("--check would load a model that does not fit this machine: leave it out")
     settings = settings | {"threads": args.threads, "backend": "cpu"}
     truth = truth_of(args.model, settings, [each.depth for each in forecast.depths])
-    return compared(forecast, truth.held, truth.speed)
+    held = None if truth.held is None else truth.held + forecast.memory.evicted  # nothing was evicted yet
+    return compared(forecast, held, truth.speed)

@@ -1,6 +1,6 @@
 """A forecast in words, for `kvarn plan`: one line for each part of memory, a table of speeds, what would fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvarn.cli.table import human_bytes, print_table
@@ -46,25 +46,27 @@ def machine_words(facts: Facts) -> str:
 def show_memory(facts: Facts) -> None:
     memory, cache = facts["memory"], facts["cache"]
     kinds = sorted(memory["kinds"].items(), key=lambda each: -each[1])
-    named = [f"{kind} {human_bytes(n)}" for kind, n in kinds[:MOST_KINDS]]
-    if len(kinds) > MOST_KINDS:
-        named.append(f"{len(kinds) - MOST_KINDS} more")
+    more = f" and {len(kinds) - MOST_KINDS} more" if len(kinds) > MOST_KINDS else ""
     tokens = f"{cache['sequences']} x {counted(cache['context'], 'token')}"
     cells = f"{cache['strategy']}, {cache['codec']}, {human_bytes(cache['bytes_per_token'])} a token"
     beside = {"Python": "process", "vocabulary": "vocabulary", "blocks": "bookkeeping", "pages": "pages"}
     rows = [
-        ("weights", memory["weights"], ", ".join(named)),
+        ("weights", memory["weights"], in_mib(kinds[:MOST_KINDS]) + more),
         ("cache", memory["cache"], f"{tokens}, {cells}"),
         ("workspace", memory["workspace"], f"steps of {counted(facts['step_tokens'], 'token')}"),
-        (
-            "process",
-            sum(memory[key] for key in beside.values()),
-            ", ".join(f"{name} {human_bytes(memory[key])}" for name, key in beside.items() if memory[key]),
-        ),
+        ("process", sum(memory[key] for key in beside.values()), in_mib((k, memory[v]) for k, v in beside.items())),
         ("total", memory["total"], verdict(facts)),
     ]
+    if memory["evicted"]:
+        rows.insert(2, ("evicted", memory["evicted"], "host memory for blocks that the cache evicts"))
     for name, nbytes, words in rows:
         line(name, f"{human_bytes(nbytes):>10}  {words}")
+
+
+def in_mib(parts: Iterable[tuple[str, int]]) -> str:
+    """Those that are not less than half a MiB."""
+    shown = [f"{name} {nbytes / 2**20:,.0f}" for name, nbytes in parts if nbytes >= 1 << 19]
+    return f"{', '.join(shown)} MiB" if shown else ""
 
 
 def show_device(facts: Facts) -> None:

@@ -170,7 +170,7 @@ def serve_model(args: argparse.Namespace, log: Log) -> None:
             log=requests,
             strict_model=args.strict_model,
             page=not args.no_page,
-            planning=Planning(llm, process),
+            planning=Planning(llm, process, args.host_cache),
             kept=kept,
         )
 
@@ -221,7 +221,7 @@ def page_words(address: str, n_keys: int, key: str | None) -> str:
 
 
 def summary(
-    llm: LLM, name: str, address: str, n_keys: int, page: str | None, restored: Sequence[Restored] = ()
+    llm: LLM, name: str, address: str, n_keys: int, page: str | None = None, restored: Sequence[Restored] = ()
 ) -> dict[str, str]:
     plan, config = llm.cache.plan, llm.cache.plan.groups[0].config
     whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all

@@ -2,6 +2,7 @@
 
     weights      a program whose matrices have sizes and no numbers (backends/cpu/program.py)
     cache        the plan of the cache; and the tables that kernels read
+    evicted      the host cache, when it is full
     workspace    the same program, for the largest step and the most sequences
     process      this process before it has a model: Python, kvarn and the libraries
     vocabulary   the tokenizer
@@ -15,6 +16,7 @@ Non-goals: what a server holds of requests and answers.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvarn.backends.cpu.paging import lost_bytes
 from kvarn.backends.cpu.program import CpuProgram
@@ -35,6 +37,7 @@ class Memory:
     weights: int
     kinds: Mapping[str, int]  # the weights by packed kind
     cache: int
+    evicted: int
     workspace: int
     process: int
     vocabulary: int
@@ -48,7 +51,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.workspace + self.beside
+        return self.weights + self.cache + self.evicted + self.workspace + self.beside
 
 
 def cache_bytes(plan: Plan) -> int:
@@ -76,8 +79,15 @@ def bookkeeping_bytes(plan: Plan) -> int:
     return PER_BLOCK * plan.n_blocks if PLACEMENTS[plan.strategy.placement].shares else 0
 
 
-def memory_of(program: CpuProgram, plan: Plan, max_tokens: int, vocabulary: int, process: int) -> Memory:
-    """`process`: what it holds without a model."""
+class Beside(NamedTuple):
+    """Bytes that do not depend on the plan of the cache."""
+
+    process: int  # what it holds without a model
+    vocabulary: int
+    evicted: int = 0  # limit of the host cache
+
+
+def memory_of(program: CpuProgram, plan: Plan, max_tokens: int, beside: Beside) -> Memory:
     kinds: dict[str, int] = {}
     for matrix in program.weights.matrices.values():
         kinds[matrix.kind] = kinds.get(matrix.kind, 0) + matrix.nbytes
@@ -86,8 +96,9 @@ def memory_of(program: CpuProgram, plan: Plan, max_tokens: int, vocabulary: int,
         kinds=kinds,
         cache=cache_bytes(plan),
         workspace=program.workspace_for(max_tokens, plan.max_seqs, most_keys(plan)),
-        process=process,
-        vocabulary=vocabulary,
+        process=beside.process,
+        vocabulary=beside.vocabulary,
+        evicted=beside.evicted,
         bookkeeping=bookkeeping_bytes(plan),
         pages=lost_bytes([plan.nbytes, *(matrix.nbytes for matrix in program.weights.matrices.values())]),
     )

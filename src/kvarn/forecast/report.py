@@ -68,6 +68,7 @@ def memory_json(memory: Memory) -> Json:
         "weights": memory.weights,
         "kinds": dict(memory.kinds),
         "cache": memory.cache,
+        "evicted": memory.evicted,
         "workspace": memory.workspace,
         "process": memory.process,
         "vocabulary": memory.vocabulary,

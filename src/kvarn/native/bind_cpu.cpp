@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -80,6 +81,15 @@ PackedMatrix packed_outline(const std::string& type, int64_t n_rows, int64_t col
     ensure(n_rows > 0 && cols > 0 && cols % known.columns == 0,
            "outline: " + std::to_string(n_rows) + " rows of " + std::to_string(cols) + " are no " + type + " matrix");
     return outline(known.kind, n_rows, cols);
+}
+
+// A matrix of this type with zeros, in memory that is really there: every page was written.
+PackedMatrix zeros(const std::string& type, int64_t n_rows, int64_t cols) {
+    packed_outline(type, n_rows, cols);  // checks
+    const Unlocked unlocked;
+    const PackedMatrix w = allocate(Rows::found(type), n_rows, cols);
+    memset(w.data.get(), 0, size_t(w.nbytes()));
+    return w;
 }
 
 // Reads n bytes of the file. Returns 0, an error number, or -1 if the file ends before.
@@ -267,16 +277,19 @@ void bind_program(nb::module_& m) {
         .def(
             "attention",
             [](Program& p, const std::string& name, int layer, int q, int k, int v, int out, float scale, int rope,
-               std::tuple<int, int, int> shape, OptionalVector q_norm, OptionalVector k_norm, float eps) {
+               std::tuple<int, int, int> shape, OptionalVector q_norm, OptionalVector k_norm, OptionalVector centre,
+               float eps) {
                 Op op = named(Op::Kind::Attention, name, false);
                 op.layer = layer, op.in = q, op.in2 = k, op.in3 = v, op.out = out, op.scale = scale, op.rope = rope;
                 std::tie(op.heads, op.kv_heads, op.head_dim) = shape;
-                op.weight = padded(q_norm), op.weight2 = padded(k_norm), op.eps = eps;
+                op.weight = padded(q_norm), op.weight2 = padded(k_norm), op.centre = padded(centre), op.eps = eps;
+                ensure(!centre || int64_t(centre->shape(0)) == int64_t(op.kv_heads) * op.head_dim,
+                       "attention: the centre has one number per KV head and dimension");
                 add(p, op);
             },
             nb::arg("name"), nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
             nb::arg("scale"), nb::arg("rope"), nb::arg("shape"), nb::arg("q_norm").none(), nb::arg("k_norm").none(),
-            nb::arg("eps"))
+            nb::arg("centre").none(), nb::arg("eps"))
         .def("run", &run)
         .def("hidden", &hidden)
         .def("reserve", &Program::reserve)
@@ -317,6 +330,7 @@ void bind_cpu(nb::module_& m) {
     m.def("pack", &pack_rows, nb::arg("pool"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"),
           nb::arg("grid") = nb::none());
     m.def("outline", &packed_outline, nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
+    m.def("zeros", &zeros, nb::arg("type"), nb::arg("rows"), nb::arg("cols"));
     m.attr("GROUP_ROWS") = kGroup;
     m.attr("LARGE_PAGE") = kLargePage;
     m.attr("SHARED_PAGES") = kShared;

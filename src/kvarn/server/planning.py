@@ -12,11 +12,13 @@ from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import CpuProgram
 from kvarn.forecast.forecast import at_depth, usual_depths
 from kvarn.forecast.machine import kept_rates, rates_of
+from kvarn.forecast.memory import Beside, vocabulary_bytes
 from kvarn.forecast.outlined import Outlined
 from kvarn.forecast.rates import Rates
 from kvarn.forecast.report import cache_json, depth_json, memory_json, pair
 from kvarn.forecast.speed import Speed
 from kvarn.forecast.truth import held_bytes
+from kvarn.lasting.fetch import HOST
 from kvarn.llm import LLM
 from kvarn.server.refusal import Refusal
 
@@ -24,10 +26,10 @@ Json = dict[str, Any]
 
 
 class Planning:
-    """`process`: bytes that this process held before it had a model; None: nobody looked."""
+    """`process`: bytes that this process held before it had a model; None: nobody looked. `host_cache`: its limit."""
 
-    def __init__(self, llm: LLM, process: int | None = None) -> None:
-        self._llm, self._process = llm, process
+    def __init__(self, llm: LLM, process: int | None = None, host_cache: int | None = None) -> None:
+        self._llm, self._process, self._host_cache = llm, process, host_cache or 0
         self._rates: Rates | None = None
         self._lock = Lock()  # one measurement at a time
 
@@ -36,10 +38,12 @@ class Planning:
         program, backend = self._llm.program, self._llm.backend
         if not isinstance(program, CpuProgram) or not isinstance(backend, Cpu):
             raise Refusal(404, f"the {backend.name} backend has no forecast: it is for the cpu backend")
-        held, planned = held_bytes(self._llm.memory), self._llm.cache.plan
+        held, planned = self._held(), self._llm.cache.plan
         step = self._llm.engine.config.max_batch_tokens
-        sentence_piece = self._llm.tokenizer.is_sentence_piece
-        model = Outlined.of_loaded(program, backend, step, self._process or 0, sentence_piece)
+        tokenizer = self._llm.tokenizer
+        vocabulary = vocabulary_bytes(self._llm.config.vocab_size, tokenizer.is_sentence_piece)
+        beside = Beside(self._process or 0, vocabulary, self._host_cache)
+        model = Outlined.of_loaded(program, backend, step, beside)
         memory = model.memory(planned)
         known = held is not None and self._process is not None
         facts: Json = {
@@ -56,6 +60,11 @@ class Planning:
             facts["depths"] = [depth_json(at_depth(speed, depth)) for depth in usual_depths(planned.context)]
             facts |= self._so_far(speed)
         return facts
+
+    def _held(self) -> int | None:
+        """With a host cache that is full."""
+        held, tiers = held_bytes(self._llm.memory), self._llm.engine.tiers.counts()
+        return held + self._host_cache - tiers[HOST].nbytes if held is not None and HOST in tiers else held
 
     def _known_rates(self, model: Outlined) -> Rates | None:
         planned = self._llm.cache.plan
