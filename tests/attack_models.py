@@ -63,7 +63,7 @@ def attempt(seed: int, number: int) -> str:
 
 
 def run(path: Path, rng: random.Random) -> None:
-    strategy, codec = rng.choice(list(STRATEGIES)), rng.choice(list(CODECS))
+    strategy, codec = rng.choice(list(STRATEGIES)), "/".join(rng.choices(list(CODECS), k=rng.choice([1, 2])))
     llm = LLM(path, cache=strategy, cache_type=codec, context=64, max_seqs=2, threads=rng.choice([1, 2]))
     params = SamplingParams(max_tokens=3, temperature=rng.choice([0, 1]), logprobs=2, seed=1)
     llm.generate(["ab", "abcd efgh"], params)

@@ -37,7 +37,11 @@ def model(variant: str) -> Path:
 def settings_of(rng: random.Random) -> dict[str, Any]:
     """Of the cache; the answers depend on them, because of windows and codecs."""
     cache = "paged" if rng.random() < 0.4 else rng.choice(list(STRATEGIES))
-    chosen: dict[str, Any] = {"cache": cache, "cache_type": rng.choice(list(CODECS)), "context": 128}
+    chosen: dict[str, Any] = {
+        "cache": cache,
+        "cache_type": "/".join(rng.choices(list(CODECS), k=rng.choice([1, 2]))),
+        "context": 128,
+    }
     if cache in ("ring", "sliding", "sinks") and rng.random() < 0.8:
         chosen["window"] = rng.choice([4, 16, 33])
         if cache == "sinks" and rng.random() < 0.8:

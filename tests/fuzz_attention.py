@@ -83,7 +83,7 @@ def make(seed: int, most: int = 513) -> Case:
                 [spec],
                 context=max(*lengths.values(), pinned + 1),  # pinned tokens must fit
                 strategy=strategy,
-                codec=rng.choice(list(CODECS)),
+                codec="/".join(rng.choices(list(CODECS), k=rng.choice([1, 2]))),
                 layout=rng.choice([*LAYOUTS, None]),
                 block_size=rng.choice([16, 32, 64]),
                 max_chunk=largest,

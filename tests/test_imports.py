@@ -14,4 +14,4 @@ def test_loading_imports_no_heavy_package():
 def test_no_backend_is_imported_before_one_is_opened():
     code = "import sys, kvarn.llm; print([m for m in sys.modules if m.startswith('kvarn.backends.')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == f"{[f'kvarn.backends.{each}' for each in ('base', 'choice', 'loaded')]}\n"
+    assert found.stdout == f"{[f'kvarn.backends.{each}' for each in ('base', 'cache_settings', 'choice', 'loaded')]}\n"

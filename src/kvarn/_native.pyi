@@ -97,7 +97,9 @@ class CacheView:
         v: NDArray[Any],
         k_scale: NDArray[np.float32] | None,
         v_scale: NDArray[np.float32] | None,
-        codec: int,
+        k_codec: int,
+        v_codec: int,
+        dim: int,
         group: int,
     ) -> None: ...
     def set_cells(self, group: int, cells: NDArray[np.int64], /) -> None: ...
@@ -165,6 +167,7 @@ class Program:
         shape: tuple[int, int, int],
         q_norm: Vector,
         k_norm: Vector,
+        centre: Vector,
         eps: float,
     ) -> None: ...
     def run(

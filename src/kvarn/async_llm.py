@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, overload
 
 from kvarn.arrays import Floats
-from kvarn.chats.tools import tool_use
+from kvarn.chats.tools import Tools, tool_use
 from kvarn.engine.params import SamplingParams, with_settings
 from kvarn.errors import KvarnError
 from kvarn.jobs.async_pieces import AsyncBatchStream, AsyncStream, Start, Waiter
 from kvarn.jobs.background import Background
 from kvarn.jobs.batch import Messages, OneOrEach, is_one_conversation, paired, prompts_of
 from kvarn.jobs.job import Job, Output
-from kvarn.llm import LLM, Tools, one_answer
+from kvarn.jobs.pieces import one_answer
+from kvarn.llm import LLM
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.text.tokenizer import Prompt
 

@@ -9,25 +9,23 @@ and several streams may be read at the same time: all unfinished requests are co
 (`kvarn.jobs.runner`).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, cast, overload
 
 from kvarn.arrays import Floats
 from kvarn.backends import AUTO
 from kvarn.backends.base import Backend, Memory
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.choice import Opening
 from kvarn.backends.loaded import load
 from kvarn.cache.cache import KVCache
-from kvarn.cache.plan import CacheConfig, Plan
+from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common
-from kvarn.cache.strategy import resolve as resolve_strategy
 from kvarn.chats.answer import ToolCall
-from kvarn.chats.chats import Chats, Prepared
-from kvarn.chats.rules import Constrain, constrain
-from kvarn.chats.tools import NO_TOOLS, ToolUse, tool_use
+from kvarn.chats.chats import Chats
+from kvarn.chats.tools import NO_TOOLS, Tools, ToolUse, tool_use
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams, chat_defaults, with_settings
@@ -35,8 +33,10 @@ from kvarn.engine.recall import NO_TIERS
 from kvarn.errors import KvarnError
 from kvarn.jobs.batch import Messages, OneOrEach, ids_of, is_one_conversation, messages_of, paired, prompts_of
 from kvarn.jobs.job import SILENT, Completion, Job, Listener, Output, TokenLogprob
-from kvarn.jobs.pieces import BatchStream, Piece, Stream
+from kvarn.jobs.pieces import BatchStream, Piece, Stream, one_answer
+from kvarn.jobs.question import Question, questions_of
 from kvarn.jobs.runner import Runner
+from kvarn.jobs.together import outputs_of, run_all, start_all
 from kvarn.lasting.fingerprint import Fingerprint, fingerprint_of
 from kvarn.lasting.settings import tier_settings
 from kvarn.lasting.snapshot import Facts
@@ -48,7 +48,6 @@ from kvarn.loading.own_sampling import own_sampling
 from kvarn.loading.paths import user_path
 from kvarn.loading.progress import Progress, quiet
 from kvarn.loading.pull import resolve
-from kvarn.models.config import ModelConfig
 from kvarn.models.families import graph_of
 from kvarn.snapshots import Restored, Snapshots, answer_of
 from kvarn.text.chat import ChatTemplate
@@ -57,17 +56,6 @@ from kvarn.text.tokenizer import Prompt, Tokenizer
 
 __all__ = ["LLM", "BatchStream", "Completion", "Job", "Output", "Piece", "Stream", "TokenLogprob", "ToolCall"]
 
-Tools = Sequence[Mapping[str, Any]] | None  # [{"type": "function", "function": {"name": ..., "parameters": {...}}}]
-DEFAULT_CONTEXT = 4096  # or the context of the model, if that is less
-
-
-class Question(NamedTuple):
-    """A conversation that can be answered, and how."""
-
-    prepared: Prepared
-    params: SamplingParams
-    constrain: Constrain | None
-
 
 class LLM:
     """A loaded model.
@@ -75,7 +63,7 @@ class LLM:
     model                   a name (`smollm2`), a .gguf file, a folder with safetensors, or
                             hf:org/repo[/file.gguf]
     cache                   a cache strategy; `kvarn strategies` lists them
-    cache_type              number type of stored keys and values: f32, f16, bf16 or int8
+    cache_type              number type of stored keys and values: f32, f16, bf16, int8, or K/V: int8/bf16
     cache_layout            order of the bytes in a block; None takes the backend's
     cache_bytes             memory for keys and values; None takes what max_seqs full contexts need, or on a
                             device with memory of its own what is left there
@@ -199,7 +187,7 @@ class LLM:
         `params` are for all prompts, or a list with one for each. `settings` are fields of SamplingParams
         by name: generate("Hi", max_tokens=3)."""
         pairs = paired(prompts_of(prompts), params, settings)
-        return self._finish([partial(self.start, prompt, chosen) for prompt, chosen in pairs])
+        return outputs_of(self.runner, [partial(self.start, prompt, chosen) for prompt, chosen in pairs])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """The text of one answer, piece by piece; `output` of the stream has the rest. Leaving the loop early cancels
@@ -214,7 +202,7 @@ class LLM:
         """The answers to several prompts, computed together, as `Piece(prompt, sample, text)`."""
         pairs = paired(prompts_of(prompts), params, settings)
         jobs: list[Job] = []
-        self._start_all([partial(self.start, *pair) for pair in pairs], jobs)
+        start_all(self.runner, [partial(self.start, *pair) for pair in pairs], jobs)
         return BatchStream(self.runner, jobs)
 
     @overload
@@ -249,7 +237,7 @@ class LLM:
         use = tool_use(tools, tool_choice, parallel_tool_calls)
         conversations = [messages] if alone else messages
         questions = self.questions(conversations, params, settings, use, chat_template_kwargs)
-        outputs = self._finish([partial(self.start_question, question) for question in questions])
+        outputs = outputs_of(self.runner, [partial(self.start_question, question) for question in questions])
         return outputs[0] if alone else outputs
 
     def questions(
@@ -263,27 +251,11 @@ class LLM:
         """Conversations that `start_question` can start."""
         numbers: list[Prompt] = [[] for _ in conversations]
         chosen = [self.for_chat(each) for _, each in paired(numbers, params, settings)]
-        prepared = [
-            self.chats.prepare(*self.chats.prompt(messages_of(each), use, variables), use, one.structure)
-            for each, one in zip(conversations, chosen, strict=True)
-        ]
-        return [
-            Question(each, one, constrain(self.runner.compiler, each.rule))
-            for each, one in zip(prepared, chosen, strict=True)
-        ]
+        return questions_of(self.runner, self.chats, conversations, chosen, use, variables)
 
     def start_question(self, question: Question, conversation: Hashable = None, listener: Listener = SILENT) -> Job:
         """Queue the answer to a conversation; see `start`."""
-        ready = question.prepared
-        return self.runner.add(
-            ready.tokens,
-            question.params,
-            conversation=conversation,
-            listener=listener,
-            constrain=question.constrain,
-            shown=ready.shown,
-            reader=ready.reader,
-        )
+        return question.start(self.runner, conversation, listener)
 
     def stream_chat(
         self,
@@ -345,7 +317,7 @@ class LLM:
         """The vector of each prompt (text, or token ids), of length 1: its last hidden state (`last`), or the mean of
         all of them (`mean`). None takes what the model's file says, else `last`."""
         starts = [partial(self.start_embedding, prompt, pooling) for prompt in prompts_of(prompts)]
-        return [job.vector() for job in self._run(starts)]
+        return [job.vector() for job in run_all(self.runner, starts)]
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
@@ -408,91 +380,6 @@ class LLM:
 
     def stream_job(self, job: Job) -> Stream:
         return Stream(self.runner, job)
-
-    def _start_all(self, starts: Sequence[Callable[[], Job]], jobs: list[Job]) -> None:
-        """Queue all prompts, as `jobs`. If one is refused, cancel the earlier ones."""
-        try:
-            for start in starts:
-                jobs.append(start())
-        except BaseException as error:
-            self._cancel(jobs)
-            if isinstance(error, KvarnError) and len(starts) > 1:
-                error.args = (f"prompt {len(jobs)} of {len(starts)}, counted from 0: {error}",)
-            raise
-
-    def _finish(self, starts: Sequence[Callable[[], Job]]) -> list[Output]:
-        return [job.output() for job in self._run(starts)]
-
-    def _run(self, starts: Sequence[Callable[[], Job]]) -> list[Job]:
-        """Start all and wait for all. If one fails, its error is raised and the others are cancelled."""
-        jobs: list[Job] = []
-        try:
-            self._start_all(starts, jobs)
-            for job in jobs:
-                self.runner.wait(job)
-        finally:
-            self._cancel(jobs)
-        return jobs
-
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            self.runner.cancel(job)
-
-
-def context_of(config: ModelConfig, context: int | None) -> int:
-    """The context to use. None: the default; 0: the longest that the model was trained for."""
-    return min(config.context, DEFAULT_CONTEXT) if context is None else context or config.context
-
-
-def cache_config(
-    model: ModelConfig,
-    name: str,
-    *,
-    cache: str = "auto",
-    cache_type: str = "bf16",
-    cache_layout: str | None = None,
-    cache_bytes: int | None = None,
-    block_size: int | None = None,
-    window: int | None = None,
-    pinned: int | None = None,
-    context: int | None = None,
-    max_seqs: int = 8,
-    max_batch_tokens: int = 512,
-) -> CacheConfig:
-    """The cache for a model, from the settings of `LLM`. `name` is for messages."""
-    config = CacheConfig(
-        layers=model.layer_specs,
-        context=context_of(model, context),
-        strategy=cache,
-        codec=cache_type,
-        layout=cache_layout,
-        block_size=block_size,
-        max_seqs=max_seqs,
-        max_chunk=max_batch_tokens,
-        window=window,
-        pinned=pinned,
-        cache_bytes=cache_bytes,
-    )
-    return fitted(config, model, name)
-
-
-def fitted(config: CacheConfig, model: ModelConfig, name: str) -> CacheConfig:
-    """The cache for this model. With the strategies that roll, the context is the window, and a sequence goes on to
-    the context that the model was trained for."""
-    if config.context > model.context:
-        raise KvarnError(
-            f"context {config.context:,}: {name} was trained for {model.context:,} tokens; give at most that, "
-            "or 0 for all of it"
-        )
-    if resolve_strategy(config.strategy, config.context, config.max_seqs).rolls:
-        return replace(config, context=model.context, window=config.window or config.context)
-    return config
-
-
-def one_answer(params: SamplingParams) -> SamplingParams:
-    if params.n != 1:
-        raise KvarnError(f"a stream has one answer and n is {params.n}: use stream_batch")
-    return params
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

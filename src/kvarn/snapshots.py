@@ -89,13 +89,13 @@ class Snapshots:
 
     def _taken(self, tokens: list[int], salt: bytes, conversation: Hashable) -> Cells | None:
         engine = self._engine
-        seq = engine.find(tokens, salt, conversation)
+        seq = engine.restored.find(tokens, salt, conversation)
         if seq is None:
             return None
         try:
             return take(engine.cache, engine.memory, seq)
         finally:
-            engine.give_back(seq, tokens, salt, conversation)
+            engine.restored.give_back(seq, tokens, salt, conversation)
 
     def _decides_tokens(self) -> str:
         tokenizer = self._tokenizer
@@ -148,7 +148,7 @@ class Snapshots:
 
         def work(salt: bytes) -> Callable[[float], None]:
             self._make_room(len(tokens))
-            return engine.restore(tokens, write, name, salt, conversation, priority)
+            return engine.restored.restore(tokens, write, name, salt, conversation, priority)
 
         done = [self._runner.call(lambda salt=salt: work(salt)) for salt in salts]  # type: ignore[misc]
         seconds = time.perf_counter() - began

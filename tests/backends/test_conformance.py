@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.axes import BLOCKS, CHUNK, CONTEXT, SPECS, allowed, block_sizes, config_of
+from support.axes import BLOCKS, CHUNK, CONTEXT, PAIRS, SPECS, allowed, block_sizes, config_of
 from support.harness import MIX, Expected, Schedule, assert_near, bits, expect, run, using, workload
 
 from kvarn.cache.codec import CODECS
@@ -72,6 +72,13 @@ def test_every_combination_agrees_with_the_oracle_and_gives_the_same_bits(config
 def test_every_strategy_and_block_size_under_other_schedules(config: CacheConfig) -> None:
     """Layouts are not multiplied by schedules: a step does not know how a block is laid out."""
     conforms(config, OTHERS[len(config.strategy + config.codec + str(config.block_size)) % len(OTHERS)])
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("codec", PAIRS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_k_and_v_in_different_codecs(strategy: str, codec: str) -> None:
+    conforms(config_of(SPECS["gqa"], strategy, None, None, codec), "mixed")
 
 
 @pytest.mark.usefixtures("backend")

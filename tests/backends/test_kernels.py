@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from support import harness
-from support.axes import CONTEXT, SPECS, allowed, block_sizes, config_of
+from support.axes import CONTEXT, PAIRS, SPECS, allowed, block_sizes, config_of
 from support.harness import MIX, Schedule, assert_near, bits, expect, pool
 from support.replay import Recording, data_of, record, replay
 
@@ -96,6 +96,14 @@ def test_every_table_layout_and_codec_gives_the_same_bits(spec: LayerSpec, codec
         if differs(backend, recorded(spec, case.strategy, case.block_size, "mixed"), case.layout, codec)
     ]
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("codec", PAIRS)
+@pytest.mark.parametrize("spec", [SPECS["gqa"], SPECS["pinned"]], ids=["gqa", "pinned"])
+def test_k_and_v_in_different_codecs(spec: LayerSpec, codec: str, backend: str) -> None:
+    recording = recorded(spec, "paged", 32, "mixed")
+    layouts = [layout for layout in LAYOUTS if allowed(config_of(spec, "paged", layout, 32, codec))]
+    assert not [layout for layout in layouts if differs(backend, recording, layout, codec)]
 
 
 @pytest.mark.requirement(21)

@@ -13,6 +13,7 @@ from support.tiny_models import LOADING
 from kvarn import native
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.emit import Weights, emit
+from kvarn.backends.reference.codecs import DEFINITIONS, Encoded
 from kvarn.cache.plan import CacheConfig
 from kvarn.errors import KvarnError
 from kvarn.graph.fuse import fuse
@@ -34,6 +35,7 @@ class Given:
     k_scale: np.ndarray | None = None
     v_scale: np.ndarray | None = None
     codec: int = 0
+    dim: int = DIM
     group: int = 0
     blocks: np.ndarray = field(default_factory=lambda: np.array([[4, 1, 0]], np.int32))
     first: np.ndarray = field(default_factory=lambda: np.array([[0, 32, 0]], np.int32))
@@ -50,7 +52,7 @@ class Given:
     def run(self) -> None:
         view = native.CacheView()
         view.add_group(self.blocks, self.first, self.n_blocks, self.kv_len, self.q_start, *self.heads)
-        view.add_layer(self.k, self.v, self.k_scale, self.v_scale, self.codec, self.group)
+        view.add_layer(self.k, self.v, self.k_scale, self.v_scale, self.codec, self.codec, self.dim, self.group)
         view.set_cells(0, self.cells)
         view.write(self.layer, self.fresh, self.fresh)
         native.attend(pool(), view, self.layer, self.q, self.out, 1.0, True, True)
@@ -64,16 +66,17 @@ def cells(*shape: int, dtype: type = np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
-CODES = cells(BLOCKS, 1, KV, BLOCK, DIM, dtype=np.int8)
+CODES = cells(BLOCKS, 1, KV, BLOCK, 8, dtype=np.uint32)  # a row is a block of 32 numbers, four in a word
 INT8 = dict(k=CODES, v=CODES.copy(), codec=native.Codec.int8)
 SCALES = cells(BLOCKS, 1, KV, BLOCK)
 BAD = {
     "cells of another rank": (dict(k=cells(BLOCKS, KV, BLOCK, DIM)), r"\[block, panel, head, slot, dim\]"),
     "cells of another type": (dict(k=cells(BLOCKS, 1, KV, BLOCK, DIM, dtype=np.float16)), "of float16"),
-    "K and V that differ": (dict(v=cells(BLOCKS, 1, KV, BLOCK, 9)), "K is .* V is"),
+    "K and V that differ": (dict(v=cells(BLOCKS + 1, 1, KV, BLOCK, DIM)), "K is .* V is"),
+    "rows of another length": (dict(v=cells(BLOCKS, 1, KV, BLOCK, DIM + 1)), "heads of 8 numbers have 8 cells"),
     "no cells": (dict(k=cells(0, 1, KV, BLOCK, DIM), v=cells(0, 1, KV, BLOCK, DIM)), "K is"),
     "panels of 8": (dict(k=cells(BLOCKS, 4, KV, 8, DIM), v=cells(BLOCKS, 4, KV, 8, DIM)), "multiple of 16"),
-    "wide heads": (dict(k=cells(1, 1, KV, 16, 257), v=cells(1, 1, KV, 16, 257)), "up to 256"),
+    "wide heads": (dict(k=cells(1, 1, KV, 16, 257), v=cells(1, 1, KV, 16, 257), dim=257), "up to 256"),
     "heads of neither": (
         dict(k=cells(BLOCKS, 1, 3, BLOCK, DIM), v=cells(BLOCKS, 1, 3, BLOCK, DIM)),
         "neither the 2 KV",
@@ -150,7 +153,7 @@ def test_a_valid_step_writes_its_cells_and_attends_to_them(change: dict, seen: l
     given = Given(fresh=np.full((3, KV, DIM), 2, np.float32), **change)
     given.run()
     for stored, scale in ((given.k, given.k_scale), (given.v, given.v_scale)):
-        values = stored if scale is None else stored * scale[..., None]
+        values = stored if scale is None else DEFINITIONS["int8"].decode(Encoded(stored, scale), DIM)
         assert np.allclose(values[1, 0, :, 5:8], 2 if any(seen) else 0)  # cells 37, 38, 39: block 1, slots 5 to 7
         assert np.allclose(values.sum(), 2 * 3 * KV * DIM if any(seen) else 0), "no other cell"
     assert np.allclose(given.out, 2 * np.array(seen)[:, None, None], rtol=1e-2)
@@ -166,7 +169,7 @@ def test_cells_live_as_long_as_the_view() -> None:
     view = native.CacheView()
     given = Given()
     view.add_group(given.blocks, given.first, given.n_blocks, given.kv_len, given.q_start, *given.heads)
-    view.add_layer(given.k, given.v, None, None, 0, 0)
+    view.add_layer(given.k, given.v, None, None, 0, 0, DIM, 0)
     view.set_cells(0, np.array([37, 38, 39], np.int64))  # this is the only reference
     np.full(3, 10**9)
     given.fresh += 1

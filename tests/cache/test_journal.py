@@ -21,8 +21,8 @@ def apply(mirror: Mirror, changes: Changes) -> None:
 
 
 def fresh(cache: KVCache) -> tuple[Mirror, Changes]:
-    cache.watch()
-    changes = cache.changes()
+    cache.watching.start()
+    changes = cache.watching.changes()
     return [dict(group.blocks) for group in changes.groups], changes
 
 
@@ -33,9 +33,9 @@ def test_changes_add_up_to_what_a_fresh_look_shows(name: str) -> None:
     for op in range(240):
         operate(book, rng)
         if rng.random() < 0.6:
-            apply(mirror, book.cache.changes())
+            apply(mirror, book.cache.watching.changes())
         if op % 12 == 0:
-            apply(mirror, book.cache.changes())
+            apply(mirror, book.cache.watching.changes())
             whole, _ = fresh(book.cache)
             assert mirror == whole
             agrees_with_the_map(book.cache, whole)
@@ -108,8 +108,8 @@ def test_leaves_and_parents_lead_through_a_whole_text() -> None:
         positions.append(nodes[at].position)
         at = nodes[at].parent
     assert positions == [64, 48, 32, 16, 0]
-    assert cache.leaves(text, b"") == [changes.groups[0].leaves[7]]
-    assert cache.leaves(text, b"another salt") == cache.leaves(text[:15], b"") == [NOWHERE]
+    assert cache.watching.leaves(text, b"") == [changes.groups[0].leaves[7]]
+    assert cache.watching.leaves(text, b"another salt") == cache.watching.leaves(text[:15], b"") == [NOWHERE]
     (tail,) = (now for now in mirror.values() if now is not None and now.node == NOWHERE)
     assert (tail.tokens, tail.position, tail.parent) == (3, 80, changes.groups[0].leaves[7])
 
@@ -117,23 +117,23 @@ def test_leaves_and_parents_lead_through_a_whole_text() -> None:
 def test_the_cost_of_a_look_is_the_number_of_changes() -> None:
     cache = paged(4096, 16 * 4096)
     write(cache, 0, list(range(16 * 2000)))
-    cache.watch()
-    assert len(cache.changes().groups[0].blocks) == 4096
+    cache.watching.start()
+    assert len(cache.watching.changes().groups[0].blocks) == 4096
     cache.reserve(0, 16 * 2000 + 1)
     cache.launched(cache.prepare([0]))
     cache.commit(0, [5])
-    assert len(cache.changes().groups[0].blocks) == 1
-    assert len(cache.changes().groups[0].blocks) == 1  # the block that is being written is always looked at
+    assert len(cache.watching.changes().groups[0].blocks) == 1
+    assert len(cache.watching.changes().groups[0].blocks) == 1  # the block that is being written is always looked at
 
 
 def test_nothing_is_noted_while_nobody_watches() -> None:
     cache = paged()
     idle = cache.placements[0].pool.touched
-    cache.watch()
+    cache.watching.start()
     assert cache.placements[0].pool.touched != idle
-    cache.unwatch()
+    cache.watching.stop()
     assert cache.placements[0].pool.touched is idle
-    assert cache.changes().groups == []
+    assert cache.watching.changes().groups == []
     cache.reset()
     assert cache.placements[0].pool.touched is idle
 
@@ -143,7 +143,7 @@ def test_a_watcher_sees_the_cache_that_was_emptied() -> None:
     write(cache, 0, list(range(40)))
     fresh(cache)
     cache.reset()
-    assert set(cache.changes().groups[0].blocks.values()) == {None}
+    assert set(cache.watching.changes().groups[0].blocks.values()) == {None}
 
 
 def test_a_block_gives_its_tokens_only_to_the_salt_that_wrote_them() -> None:
@@ -151,8 +151,8 @@ def test_a_block_gives_its_tokens_only_to_the_salt_that_wrote_them() -> None:
     write(cache, 0, ours, b"ours")
     write(cache, 1, theirs, b"theirs")
     everything = range(64)
-    assert sorted(cache.content(0, everything, b"ours").values()) == [tuple(ours[:16]), tuple(ours[16:])]
+    assert sorted(cache.watching.content(0, everything, b"ours").values()) == [tuple(ours[:16]), tuple(ours[16:])]
     cache.free(0)
-    assert sorted(cache.content(0, everything, b"ours").values()) == [tuple(ours[:16]), tuple(ours[16:])]
-    assert sorted(cache.content(0, everything, b"theirs").values()) == [tuple(theirs[:16]), tuple(theirs[16:])]
-    assert cache.content(0, everything, b"") == {}
+    assert sorted(cache.watching.content(0, everything, b"ours").values()) == [tuple(ours[:16]), tuple(ours[16:])]
+    assert sorted(cache.watching.content(0, everything, b"theirs").values()) == [tuple(theirs[:16]), tuple(theirs[16:])]
+    assert cache.watching.content(0, everything, b"") == {}

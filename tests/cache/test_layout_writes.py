@@ -60,7 +60,7 @@ def test_a_step_writes_constant_bytes_and_reads_linear_bytes(strategy: str, code
     spec, layers = LayerSpec(6, 2, 8, 8), 3
     cache = cache_of(strategy, 200, codec, spec, layers=layers, max_chunk=64)
     copies = spec.group if strategy == "repeated" else 1
-    per_token = 2 * layers * spec.n_kv_heads * copies * CODECS[codec].k_row(spec.k_dim).nbytes
+    per_token = 2 * layers * spec.n_kv_heads * copies * CODECS[codec].row(spec.k_dim).nbytes
     x = inputs(spec, 100, seed=1)
     cache.open(0)
     for length in range(1, 101):

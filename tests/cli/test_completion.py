@@ -35,7 +35,7 @@ for shell in ("bash", "zsh", "fish"):
 TYPED = {  # the words of the line, the last one incomplete: what completes it
     ("r",): ["run", "rm"],
     ("--v",): ["--version"],
-    ("run", "--cache-"): ["--cache-type", "--cache-bytes", "--cache-layout"],
+    ("run", "--cache-"): ["--cache-type", "--cache-type-k", "--cache-type-v", "--cache-bytes", "--cache-layout"],
     ("run", "--js"): ["--json", "--json-schema"],
     ("run", "--cache-type", ""): ["f32", "f16", "bf16", "int8"],
     ("run", "--cache", "=", "pa"): ["paged"],

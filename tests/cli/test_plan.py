@@ -47,7 +47,7 @@ def test_a_page_for_people(model: str, capsys: pytest.CaptureFixture) -> None:
     assert [line.split()[0] for line in lines[lines.index(header) + 1 :][:2]] == ["0", "1,024"]
     assert any(line.startswith("batch") and "2 sequences together" in line for line in lines)
     assert any(line.startswith("would fit") for line in lines)
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines[1:])) <= 100, "the first line has the path"
 
 
 def test_no_weights_are_read(model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.tiny_gguf import write
 
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.cpu import Cpu, trials
 from kvarn.backends.pool import make_pool
 from kvarn.forecast import engine_trial, machine
 from kvarn.forecast.outlined import Outlined
-from kvarn.llm import cache_config
 from kvarn.loading.checkpoint import open_checkpoint
 
 

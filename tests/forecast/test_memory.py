@@ -8,13 +8,13 @@ from support.tiny_gguf import CHAT, SIZES, VARIANTS, write
 from support.tiny_models import GOLDEN
 
 from kvarn import LLM
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.cpu import Cpu
 from kvarn.cache.codec import CODECS
 from kvarn.cache.strategy import STRATEGIES
 from kvarn.forecast.memory import Beside, resident_bytes, vocabulary_bytes
 from kvarn.forecast.outlined import Outlined
 from kvarn.forecast.truth import held_bytes, written_bytes
-from kvarn.llm import cache_config
 from kvarn.loading.checkpoint import open_checkpoint
 
 SETTINGS = {"context": 96, "max_seqs": 2, "max_batch_tokens": 32}

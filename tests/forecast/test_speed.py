@@ -8,6 +8,7 @@ import pytest
 from support.tiny_gguf import write
 from support.tiny_models import GOLDEN
 
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.pool import make_pool
 from kvarn.cache.cache import KVCache
@@ -19,7 +20,6 @@ from kvarn.forecast.machine import rates_of
 from kvarn.forecast.outlined import Outlined
 from kvarn.forecast.rates import Rates
 from kvarn.forecast.speed import Speed, seen_by_all
-from kvarn.llm import cache_config
 from kvarn.loading.checkpoint import open_checkpoint
 
 

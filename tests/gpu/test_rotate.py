@@ -25,12 +25,14 @@ class Case:
     half: int = 12
     copies: int = 1
     normed: bool = True
+    centred: bool = False
 
     def __post_init__(self) -> None:
         random = np.random.default_rng([self.dim, self.half, *self.heads])
         n = len(CELLS)
         self.q, self.k, self.v = (random.standard_normal((n, h, self.dim), np.float32) for h in (4, 2, 2))
         self.norms = random.standard_normal((2, self.dim), np.float32)
+        self.centre = random.standard_normal((2, self.dim), np.float32)
         angles = random.uniform(0, 7, (n, max(self.half, 1))).astype(np.float32)
         self.cos, self.sin = np.cos(angles)[:, : self.half], np.sin(angles)[:, : self.half]
 
@@ -41,6 +43,7 @@ class Case:
         q_out, *cells = (board.room(int(np.prod(shape)) * size) for shape in (self.q.shape, stored, stored))
         given = [np.pad(x.reshape(len(x), -1), ((0, 0), (0, SPARE)), constant_values=np.nan) for x in self._qkv]
         norms = [board.put(x) if self.normed else 0 for x in self.norms]
+        centre = board.put(self.centre) if self.centred else 0
         turns = [board.put(x) if self.half else 0 for x in (self.cos, self.sin)]
         strides = (2 * self.copies * BLOCK * dim, BLOCK * dim, dim)
         board.launch(
@@ -48,9 +51,9 @@ class Case:
             (len(CELLS), self.heads[0] + 2 * self.heads[1], 1),
             *map(board.put, given),
             *(x.shape[1] for x in given),
-            *(*norms, *turns, board.put(np.array(CELLS, np.int32)), q_out, *cells),
+            *(*norms, centre, *turns, board.put(np.array(CELLS, np.int32)), q_out, *cells),
             *(*self.heads, self.copies, dim, self.half, BLOCK),
-            *(*strides, *strides, int(self.normed), int(self.normed), EPS),
+            *(*strides, *strides, int(self.normed), int(self.normed), int(self.centred), EPS),
         )
         shapes = (self.q.shape, stored, stored)
         return tuple(decoded(board.get(a, s, codec), codec) for a, s in zip((q_out, *cells), shapes, strict=True))
@@ -84,6 +87,7 @@ CASES = {
     "head of 256": Case(dim=256, half=128),
     "head of 96": Case(dim=96, half=48),
     "copies": Case(copies=2),
+    "centred": Case(centred=True, copies=2),
 }
 
 
@@ -95,7 +99,7 @@ def test_rotation_and_write(driver, name: str, codec: str) -> None:
     limit = 1.01 * ROUNDOFF[codec] + 1e-6
     expected = case.turned(case.q, 0)
     assert relative(queries, expected, _sizes(expected)) < limit
-    expected = case.turned(case.k, 1)
+    expected = case.turned(case.k, 1) - case.centred * case.centre
     case.check_cells(keys, expected, limit, _sizes(expected))
     case.check_cells(values, as_stored(case.v, codec), 1e-30, np.ones(case.v.shape))
 
@@ -125,6 +129,6 @@ def test_cells_are_the_bits_of_the_reference(driver, codec: str) -> None:
     case.v[0].ravel()[:6] = [65519, 65520, -1e30, 1e-8, 2.0**-25, 1 + ROUNDOFF[codec]]
     values = case.run(driver, codec)[2]
     with np.errstate(over="ignore"):
-        cells = DEFINITIONS[codec].encode(np.ascontiguousarray(case.v[0])).cells
-    expected = DEFINITIONS[codec].widen(cells).astype(np.float64)
+        cells = DEFINITIONS[codec].encode(np.ascontiguousarray(case.v[0]))
+    expected = DEFINITIONS[codec].decode(cells, case.dim).astype(np.float64)
     assert np.array_equal(values[CELLS[0] // BLOCK, :, CELLS[0] % BLOCK], expected)

@@ -30,7 +30,7 @@ from kvarn.graph.kinds import (
     makes,
     reads,
 )
-from kvarn.graph.ops import Rope
+from kvarn.graph.ops import Centre, Rope
 from kvarn.graph.record import Graph, Heads, Value, record
 from kvarn.models.families import FAMILIES, graph_of
 
@@ -171,7 +171,7 @@ def test_a_llama_of_one_layer() -> None:
                 Segment(v, "blk.0.attn_v.weight"),
             ),
         ),
-        Attention(attended, q, k, v, None, None, config.rope, 0, 0.25, Heads(4, 2, 16)),
+        Attention(attended, q, k, v, None, None, config.rope, None, 0, 0.25, Heads(4, 2, 16)),
         Select((x, attended)),
         Product(attended, (Segment(x2, "blk.0.attn_output.weight", None, x),)),
         Norm(h2, x2, "blk.0.ffn_norm.weight"),
@@ -194,6 +194,15 @@ def test_biases_ride_with_their_matrices() -> None:
     assert [s.bias for s in segments] == [f"blk.0.attn_{letter}.bias" for letter in "qkv"]
 
 
+def test_keys_with_a_bias_are_centred_inside_attention() -> None:
+    config = tiny.config_of("qwen2")
+    kinds = fuse(graph_of(config, tiny.shapes_of(config)))
+    attentions = [kind for kind in kinds if isinstance(kind, Attention)]
+    assert [kind.centre for kind in attentions] == [
+        Centre(f"blk.{layer}.attn_k.bias", config.rope, config.context) for layer in range(config.n_layers)
+    ]
+
+
 def test_gemma_norms_heads_inside_attention_and_adds_what_it_normed() -> None:
     config = tiny.config_of("gemma3")
     kinds = fuse(graph_of(config, tiny.shapes_of(config)))
@@ -209,6 +218,7 @@ def test_gemma_norms_heads_inside_attention_and_adds_what_it_normed() -> None:
 
 # A toy with one layer; each test below puts something else between its pieces.
 ROPE = Rope(100.0, 4)
+CENTRE = Centre("head_norm", ROPE, 8)
 SHAPES = {"embed": (7, 8), "norm": (8,), "head_norm": (4,), "q": (8, 8), "kv": (4, 8), "out": (8, 8)}
 Forward = Callable[[Any, Any], Any]
 
@@ -318,6 +328,25 @@ def norm_per_head_of_a_sum(ops: Any, config: Any) -> Any:
     return end(ops, ops.add(x, ops.rms_norm(h, "head_norm", 2)))
 
 
+def centre_of_q(ops: Any, config: Any) -> Any:
+    h = ops.rms_norm(ops.embed("embed"), "norm")
+    q = ops.centred(ops.rope(ops.linear(h, "q"), 2, ROPE), 2, Centre("norm", ROPE, 8))
+    return end(ops, ops.linear(attend(ops, h, q), "out"))
+
+
+def centre_before_rope(ops: Any, config: Any) -> Any:
+    h = ops.rms_norm(ops.embed("embed"), "norm")
+    k = ops.rope(ops.centred(ops.linear(h, "kv"), 1, CENTRE), 1, ROPE)
+    return end(ops, ops.linear(attend(ops, h, None, k), "out"))
+
+
+def centre_of_v(ops: Any, config: Any) -> Any:
+    h = ops.rms_norm(ops.embed("embed"), "norm")
+    q, k = ops.rope(ops.linear(h, "q"), 2, ROPE), ops.rope(ops.linear(h, "kv"), 1, ROPE)
+    v = ops.centred(ops.linear(h, "kv"), 1, CENTRE)
+    return end(ops, ops.linear(ops.attention(3, q, k, v, 1.0), "out"))
+
+
 def rope_of_v(ops: Any, config: Any) -> Any:
     h = ops.rms_norm(ops.embed("embed"), "norm")
     v = ops.rope(ops.linear(h, "kv"), 1, ROPE)
@@ -356,6 +385,9 @@ REFUSED_GRAPHS: dict[Forward, str] = {
     norm_of_all_heads_together: "attention of layer 3, q: rms_norm norm has another number of heads than attention",
     q_read_twice: "attention of layer 3, q: linear q is read by others as well",
     norm_per_head_of_a_sum: "rms_norm head_norm: a norm per head is possible for q and k of attention only",
+    centre_of_q: "attention of layer 3, q: only keys are centred",
+    centre_before_rope: "attention of layer 3, k: centred a second time, or before rope or the norm",
+    centre_of_v: "linear kv: centring is possible for k of attention only",
     rope_of_v: "linear kv: rope is possible for q and k of attention only",
     sum_into_what_is_needed: "embed embed is still needed when Product overwrites it",
     sum_of_a_value_with_itself: "linear out is still needed when Add overwrites it",

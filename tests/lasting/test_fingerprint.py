@@ -111,5 +111,12 @@ def test_stamps_of_models_that_are_gone_do_not_pile_up(model: Path, stamps: Path
     for name in "abc":
         copy = model.with_name(f"{name}.gguf")
         copy.write_bytes(model.read_bytes())
-        Weights(open_checkpoint(copy)).digest()
+    taken = []
+    for at, name in enumerate("abacab"):  # a is used again before c pushes one out
+        for stamp in (stamps / "weights").iterdir() if at else ():
+            os.utime(stamp, ns=(stamp.stat().st_mtime_ns - 10**9,) * 2)
+        Weights(open_checkpoint(model.with_name(f"{name}.gguf"))).digest(
+            lambda what, done, total, name=name: taken.append(name) if done == total else None
+        )
+    assert taken == ["a", "b", "c", "b"]
     assert len(list((stamps / "weights").iterdir())) == 2

@@ -327,6 +327,17 @@ def test_strategies_that_share_nothing_are_refused(models: Path, tmp_path: Path,
             LLM(models / "llama.gguf", cache=cache, **tier)
 
 
+def test_a_prompt_that_fills_the_cache_comes_back_too(models: Path, tmp_path: Path) -> None:
+    """Room is asked for the rest of the prompt, not for a whole chunk."""
+    tight = SETTINGS | dict(context=128, max_seqs=1, max_batch_tokens=128)
+    with LLM(models / "llama.gguf", **tight, disk_cache=tmp_path / "d") as llm:
+        cold = ask(llm.engine, TEXT, n=4)
+    with LLM(models / "llama.gguf", **tight, disk_cache=tmp_path / "d") as llm:
+        ((request, answer),) = asked(llm.engine, TEXT, n=4)
+        assert [answer] == cold
+        assert request.fetched.disk_tokens == 112
+
+
 def test_auto_becomes_paged(models: Path) -> None:
     with LLM(models / "llama.gguf", context=64, max_seqs=1, host_cache=10**6) as llm:
         assert llm.cache.plan.strategy.name == "paged"

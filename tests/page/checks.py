@@ -113,7 +113,11 @@ def screenshots(browser: Browser, start: Start, shots: Path) -> None:
                     page.screenshot(path=shots / f"{size}-{scheme}.png", full_page=True)
                     if (size, scheme) == ("laptop", "light"):
                         page.evaluate("scrollTo(0, 0)")
+                        page.set_viewport_size({"width": 1240, "height": 800})
+                        page.wait_for_timeout(400)
                         page.screenshot(path=shots / "readme.png")
+                        page.set_viewport_size({"width": SIZES[size][0], "height": SIZES[size][1]})
+                        assert (shots / "readme.png").stat().st_size < 200_000
                     page.click("[data-view=tree]")
                     page.wait_for_timeout(400)
                     page.screenshot(path=shots / f"{size}-{scheme}-tree.png")

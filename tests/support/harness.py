@@ -25,8 +25,9 @@ from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.host import HostMemory, Store
 from kvarn.backends.reference import Reference, dense, rope
 from kvarn.backends.reference.cells import write
-from kvarn.backends.reference.codecs import DEFINITIONS
+from kvarn.backends.reference.codecs import DEFINITIONS, rotate
 from kvarn.cache.cache import KVCache
+from kvarn.cache.codec import codecs_of
 from kvarn.cache.placement import Placement
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -52,7 +53,7 @@ MIX = {  # name: per step, sequence -> new tokens
     "by ones": [{0: 1}] * 70,
     "odd": [{0: 7}, {0: 1}] * 18,
 }
-F32_MATH = ("f32", "f16")  # codecs whose cells the native backend multiplies in f32; the others as bf16
+F32_MATH = ("f32", "f16")  # codecs whose cells the native backend multiplies in f32; bf16 as bf16, int8 as integers
 LOG2E = np.float32(1.4426950408889634)
 _current: list[str] = []  # the innermost `using` is the last
 
@@ -259,15 +260,12 @@ def workload(config: CacheConfig, schedule: Schedule, seed: int = 0) -> dict[tup
 def decoded(x: np.ndarray, codec: str) -> np.ndarray:
     """What the cells hold, as float64, by the codec's definition."""
     flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
-    cells, scales = DEFINITIONS[codec].define(flat)
-    wide = DEFINITIONS[codec].widen(cells).astype(np.float64)
-    if scales is not None:
-        wide *= scales[:, None]
-    return wide.reshape(x.shape)
+    return DEFINITIONS[codec].decode(DEFINITIONS[codec].define(flat), x.shape[-1]).astype(np.float64).reshape(x.shape)
 
 
 def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
-    return dense.attend(x.q, decoded(x.k, codec), decoded(x.v, codec), spec, spec.k_dim**-0.5)
+    pair = codecs_of(codec)
+    return dense.attend(x.q, decoded(x.k, pair.k.name), decoded(x.v, pair.v.name), spec, spec.k_dim**-0.5)
 
 
 class Expected(NamedTuple):
@@ -278,13 +276,55 @@ class Expected(NamedTuple):
 def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
     """The oracle's rows from position `first` on. Native products of bf16 round scaled queries and probabilities: the
     first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
-    k, v, q, scale = decoded(x.k, codec), decoded(x.v, codec), x.q, spec.k_dim**-0.5
-    if not on_cpu() or codec in F32_MATH:
+    pair = codecs_of(codec)
+    k, v, q, scale = decoded(x.k, pair.k.name), decoded(x.v, pair.v.name), x.q, spec.k_dim**-0.5
+    if on_cpu() and pair.k.name == "int8":
+        q, k, scale = _rounded_queries(q, np.float32(scale) * LOG2E), _whole_blocks(x.k), float(np.log(2))
+    elif on_cpu() and pair.k.name not in F32_MATH:
+        q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
+    if not on_cpu() or pair.v.name in F32_MATH:
         return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
-    q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
+    if pair.v.name == "int8":
+        return _expect_integers(q, k, v, x.v, spec, scale, first)
     both = np.concatenate([v, np.abs(v)], axis=-1)
     values, average = np.split(dense.attend(q[first:], k, both, spec, scale, first), 2, axis=-1)
     return Expected(values, 1.01 * 2.0**-8 * average)
+
+
+def _rounded_queries(q: np.ndarray, factor: np.float32) -> np.ndarray:
+    """Queries as native kernels multiply them with int8 keys: rotated, scaled, in 8 bits; then rotated back, in whole
+    blocks of 32 numbers."""
+    padded = np.pad(q, ((0, 0), (0, 0), (0, -q.shape[-1] % 32)))
+    t = rotate(padded) * (factor * np.float32(1 / 32))
+    steps = (np.abs(t).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
+    codes = np.rint(np.divide(t, steps, out=np.zeros_like(t), where=steps > 0))
+    return rotate(codes.astype(np.float64) * steps)
+
+
+def _whole_blocks(x: np.ndarray) -> np.ndarray:
+    """int8 rows decoded with the numbers that pad them: rounding makes them differ from 0."""
+    padded = np.pad(x, ((0, 0), (0, 0), (0, -x.shape[-1] % 32)))
+    return decoded(padded, "int8")
+
+
+def _expect_integers(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, plain_v: np.ndarray, spec: LayerSpec, scale: float, first: int
+) -> Expected:
+    """Weights p * scale(V) are rounded to 1/255 of the largest of their tile. So each cell of the tile moves a rotated
+    output by at most half a step times its code, and an output by the mean of that over its block."""
+    n, heads, dim = v.shape
+    p = dense.attend(q[first:], k, np.broadcast_to(np.eye(n)[:, None], (n, heads, n)), spec, scale, first)  # [T, H, n]
+    cells, scales = DEFINITIONS["int8"].define(np.ascontiguousarray(plain_v.reshape(n * heads, dim)))
+    codes = np.abs(cells.view(np.int8).astype(np.float64)).reshape(n, heads, -1, 32).sum(-1)  # [n, KV, blocks]
+    moved = np.zeros((*p.shape[:2], codes.shape[-1]))
+    for tile in range(0, n, 32):
+        slots = slice(tile, tile + 32)
+        for head in range(p.shape[1]):
+            kv = head // spec.group
+            weights = p[:, head, slots] * scales.reshape(n, heads)[slots, kv]
+            moved[:, head] += weights.max(-1, keepdims=True) / 510 * codes[slots, kv].sum(0)
+    bound = np.repeat(1.05 * moved / 32, 32, axis=-1)[..., :dim]
+    return Expected(dense.attend(q[first:], k, v, spec, scale, first), bound)
 
 
 _known: dict[tuple, Expected] = {}

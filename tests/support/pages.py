@@ -5,7 +5,7 @@ import numpy as np
 from kvarn.arrays import Cells
 from kvarn.backends.base import Counters
 from kvarn.backends.host import Store
-from kvarn.cache.codec import Codec
+from kvarn.cache.codec import Codec, CodecPair
 from kvarn.errors import BadArray
 
 
@@ -22,4 +22,5 @@ def over_pages(k: Cells, v: Cells, codec: Codec, counters: Counters, layer: int 
     if not 0 <= layer < (k.shape[1] if k.ndim == 5 else 1):
         raise BadArray(f"layer {layer} is not in pages of shape {k.shape}")
     pick = (slice(None), layer) if k.ndim == 5 else ()
-    return Store(k[pick].swapaxes(1, 2)[:, None], v[pick].swapaxes(1, 2)[:, None], None, None, codec, counters)
+    pair = CodecPair(codec, codec)
+    return Store(k[pick].swapaxes(1, 2)[:, None], v[pick].swapaxes(1, 2)[:, None], None, None, pair, counters)

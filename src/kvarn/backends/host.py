@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kvarn.arrays import Cells, Floats
 from kvarn.backends.base import Counters, Draw, check_rows
-from kvarn.cache.codec import Codec
+from kvarn.cache.codec import CodecPair
 from kvarn.cache.plan import Part, Plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Copy, GroupStep, Step
@@ -34,7 +34,7 @@ class Store:
     v: Cells
     k_scale: Floats | None  # [block, panel, head, slot], strided: one per row
     v_scale: Floats | None
-    codec: Codec
+    codec: CodecPair
     counters: Counters
 
     @property
@@ -184,12 +184,11 @@ class HostMemory:
 
     def _store(self, layer: int) -> Store:
         parts, at = self.plan.groups[self.group_of[layer]].parts, self.plan.offsets[layer]
-        scaled = parts.k_scale.shape.units > 0
         return Store(
             k=self._view(layer, parts.k, at.k),
             v=self._view(layer, parts.v, at.v),
-            k_scale=self._view(layer, parts.k_scale, at.k_scale)[..., 0] if scaled else None,
-            v_scale=self._view(layer, parts.v_scale, at.v_scale)[..., 0] if scaled else None,
+            k_scale=self._view(layer, parts.k_scale, at.k_scale)[..., 0] if parts.k_scale.shape.units else None,
+            v_scale=self._view(layer, parts.v_scale, at.v_scale)[..., 0] if parts.v_scale.shape.units else None,
             codec=self.plan.codec,
             counters=self.counters,
         )

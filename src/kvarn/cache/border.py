@@ -12,6 +12,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.cover import needed
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.sharing import match
+from kvarn.cache.spec import ceil_div
 from kvarn.cache.tier import Place, Spill, Spilled
 from kvarn.errors import KvarnError
 
@@ -47,7 +48,7 @@ class Border:
             for p in self._groups():
                 r = p.residency(seq)
                 p.shelf.hold(r, tokens, length)
-                more = len(list(needed(length, p.config))) - len(r.held) + -(-spare // p.block_size) + 1
+                more = len(list(needed(length, p.config))) - len(r.held) + ceil_div(spare, p.block_size)
                 if more > p.pool.available:
                     return False
             return True

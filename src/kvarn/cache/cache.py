@@ -20,16 +20,18 @@ from threading import RLock
 from typing import Any
 
 from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched
-from kvarn.cache.journal import Changes, Journal, TreeJournal
+from kvarn.cache.holes import overlapping
 from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common
+from kvarn.cache.preparing import group_step
 from kvarn.cache.residency import Residency
 from kvarn.cache.sharing import NO_SHARING, match, parting
-from kvarn.cache.step import GroupStep, RowEdit, Step
+from kvarn.cache.step import Step
 from kvarn.cache.tier import Spill
 from kvarn.cache.usage import GroupMap, PrefixCount, Query, Usage
+from kvarn.cache.watching import Watching
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, OutOfSequences, SequenceExists, UnknownSequence
 
 
@@ -64,7 +66,7 @@ class KVCache:
         self.lock = RLock()
         self._prefixes = PrefixCount()
         self._spill: Spill | None = None
-        self._journals: list[Journal | TreeJournal] = []  # one per group while somebody watches
+        self.watching = Watching(self.lock, self._prefixes)
         self.reset()
 
     def reset(self) -> None:
@@ -76,8 +78,7 @@ class KVCache:
             self._free_rows = list(reversed(range(self.plan.max_seqs)))
             if self._spill is not None:
                 self.spill_to(self._spill)
-            if self._journals:
-                self.watch()
+            self.watching.reset(self.placements)
 
     def spill_to(self, spill: Spill) -> None:
         """Call `spill` with every full block just before it is evicted, inside of the verb that evicts it."""
@@ -182,7 +183,7 @@ class KVCache:
         cells, because no later query sees them: no other sequence reuses them, and no rewind shows them."""
         with self.lock:
             pairs = list(zip(self.placements, holes, strict=True))
-            hollow = [placement.overlapping(seq, hole) if hole else [] for placement, hole in pairs]
+            hollow = [overlapping(placement.blocks(seq), placement.block_size, hole) for placement, hole in pairs]
             self.advance(seq, len(tokens))
             with self._unspilled():
                 self.commit(seq, tokens)
@@ -306,7 +307,7 @@ class KVCache:
                 positions += range(r.length, r.reserved)
                 entry.prepared = r.reserved
             groups = [
-                _group_step(placement, rows, [entry.residencies[index] for _, _, entry in members])
+                group_step(placement, rows, [entry.residencies[index] for _, _, entry in members])
                 for index, placement in enumerate(self.placements)
             ]
             return Step(tuple([seq for _, seq, _ in members]), rows, n_new, positions, tuple(groups))
@@ -351,40 +352,6 @@ class KVCache:
         with self.lock:
             return self.usage(), self.map()
 
-    def watch(self) -> None:
-        """Note changes from now on, for `changes`. There is one watcher at most: a second one takes its place."""
-        with self.lock:
-            self._journals = [placement.journal() for placement in self.placements]
-
-    def unwatch(self) -> None:
-        with self.lock:
-            for journal in self._journals:
-                journal.close()
-            self._journals = []
-
-    def changes(self) -> Changes:
-        """What changed since the last call; everything at the first call after `watch`."""
-        with self.lock:
-            return Changes(
-                [journal.take() for journal in self._journals],
-                sum(p.n_evicted for p in self.placements),
-                self._prefixes.queries,
-                self._prefixes.hits,
-                {reason.value: n for reason, n in (+self._prefixes.misses).items()},
-            )
-
-    def leaves(self, tokens: Sequence[int], salt: bytes) -> list[int]:
-        """Of each group: the number of the last full block of this text that is known, or NOWHERE."""
-        with self.lock:
-            return [placement.leaf(tokens, salt) for placement in self.placements]
-
-    def content(self, group: int, blocks: Sequence[int], salt: bytes) -> dict[int, tuple[int, ...]]:
-        """The tokens in these blocks of a group: of those that were written with this salt."""
-        with self.lock:
-            placement = self.placements[group]
-            found = {block: placement.content(block, salt) for block in blocks}
-            return {block: tokens for block, tokens in found.items() if tokens}
-
     def check(self) -> None:
         """Raise BrokenInvariant on state that only a bug can produce."""
         with self.lock:
@@ -415,34 +382,3 @@ class KVCache:
             raise SequenceExists(f"sequence {seq} is already open: free it first, or use another id")
         if not self._free_rows:
             raise OutOfSequences(f"all {self.plan.max_seqs} sequences are in use: free one, or raise max_seqs")
-
-
-def _group_step(placement: Placement[Any], rows: list[int], residencies: list[Residency]) -> GroupStep:
-    """The changes of these rows since the last step that had them."""
-    size = placement.block_size
-    step = GroupStep(placement.copies(), [], [], [], [])
-    _, edits, n_blocks, kv_len, cells = step
-    for row, r in zip(rows, residencies, strict=True):
-        held = len(r.blocks)
-        if r.changed < held:
-            edits.append(RowEdit(row, r.changed, r.blocks[r.changed :], r.firsts[r.changed :]))
-        r.changed = held
-        n_blocks.append(held)
-        kv_len.append(r.reserved)
-        pos = r.length
-        if r.reserved - pos == 1:
-            entry = -1 if pos >= r.firsts[-1] else r.index(pos // size)
-            cells.append(r.blocks[entry] * size + pos - r.firsts[entry])
-        else:
-            _cells_of_chunk(r, size, cells)
-    return step
-
-
-def _cells_of_chunk(r: Residency, size: int, cells: list[int]) -> None:
-    pos = r.length
-    while pos < r.reserved:
-        entry = r.index(pos // size)
-        stop = min(r.firsts[entry] + size, r.reserved)
-        cell = r.blocks[entry] * size + pos - r.firsts[entry]
-        cells.extend(range(cell, cell + stop - pos))
-        pos = stop

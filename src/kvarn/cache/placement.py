@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
+from kvarn.cache.holes import sees
 from kvarn.cache.journal import NOWHERE, Journal, TreeJournal
 from kvarn.cache.residency import NO_HOLE, Residency
 from kvarn.cache.spec import LayerSpec, ceil_div
@@ -211,7 +212,7 @@ class Placement(ABC, Generic[R]):
         r = self.residency(seq)
         if not 0 <= length <= r.committed:
             raise BadStep(f"sequence {seq} has {r.committed} tokens and cannot rewind to {length}")
-        if self.sees(r.hole, length):
+        if sees(self.spec, r.hole, length):
             length = r.hole.start
         pinned, end = self.config.pinned_blocks, ceil_div(length, self.block_size)
         needed = max(self.spec.floor(length) // self.block_size, pinned)
@@ -249,18 +250,6 @@ class Placement(ABC, Generic[R]):
     @abstractmethod
     def lacks(self, length: int) -> int:
         """How many blocks a new sequence of this length would lack now."""
-
-    def overlapping(self, seq: int, hole: range) -> list[int]:
-        """The blocks of a sequence that have a position of the hole."""
-        return [
-            block for block, first in self.blocks(seq) if first < hole.stop and first + self.block_size > hole.start
-        ]
-
-    def whole(self, length: int, hole: range) -> bool:
-        """Whether all blocks that a query at `length` sees are without a position of the hole."""
-        size, floor = self.block_size, max(self.spec.floor(length), 0)
-        pinned = self.config.pinned_blocks * size if floor else 0
-        return not hole or (min(pinned, length) <= hole.start and floor // size * size >= hole.stop)
 
     @property
     def pending_copies(self) -> tuple[Copy, ...]:
@@ -317,12 +306,6 @@ class Placement(ABC, Generic[R]):
             return self.sequences[seq]
         except KeyError:
             raise UnknownSequence(f"sequence {seq} is not open (never opened, or freed)") from None
-
-    def sees(self, hole: range, length: int) -> bool:
-        """Whether a query at `length` sees a position of the hole."""
-        if not hole or length <= hole.start:
-            return False
-        return bool(self.spec.floor(length) < hole.stop or self.spec.pinned > hole.start)
 
     def _ready(self, r: R, length: int) -> bool:
         """Whether `length` can be reserved without calling the member: the common case of a decode step."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvarn.cache.codec import CODECS, Codec, unit_bytes
+from kvarn.cache.codec import CodecPair, codecs_of, unit_bytes
 from kvarn.cache.layout import BlockShape, Layout, Strides
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.placement import GroupConfig
@@ -34,7 +34,7 @@ class CacheConfig:
     layers: Sequence[LayerSpec]  # the model's specs, without the user's window
     context: int
     strategy: str = "auto"
-    codec: str = "bf16"
+    codec: str = "bf16"  # of K and V, or K/V
     layout: str | None = None
     block_size: int | None = None
     max_seqs: int = 1
@@ -85,7 +85,7 @@ class Part:
 class Parts:
     k: Part
     v: Part
-    k_scale: Part  # 0 units if the codec has no scales
+    k_scale: Part  # 0 units if the codec of K has no scales
     v_scale: Part
 
     @property
@@ -99,14 +99,14 @@ class Parts:
         return sum(part.block_bytes for part in self.each)
 
 
-def parts_of(layout: Layout, codec: Codec, spec: LayerSpec, block_size: int) -> Parts:
+def parts_of(layout: Layout, codec: CodecPair, spec: LayerSpec, block_size: int) -> Parts:
     heads, panel = layout.stored_heads(spec), layout.panel_size(block_size)
 
     def part(unit: str, units: int, strides: Callable[[BlockShape], Strides]) -> Part:
         shape = BlockShape(heads, units, block_size, panel)
         return Part(unit, shape, strides(shape))
 
-    k, v = codec.k_row(spec.k_dim), codec.v_row(spec.v_dim)
+    k, v = codec.k.row(spec.k_dim), codec.v.row(spec.v_dim)
     return Parts(
         part(k.unit, k.units, layout.k_strides),
         part(v.unit, v.units, layout.v_strides),
@@ -152,7 +152,7 @@ class LayerOffsets:
 class Plan:
     strategy: Strategy
     layout: Layout
-    codec: Codec
+    codec: CodecPair
     groups: tuple[Group, ...]
     offsets: tuple[LayerOffsets, ...]  # by layer
     max_seqs: int
@@ -204,7 +204,7 @@ class Plan:
 
 def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
     strategy = resolve(config.strategy, config.context, config.max_seqs)
-    codec = choose(CODECS, config.codec, "cache type")
+    codec = codecs_of(config.codec)
     specs = _effective_specs(config, strategy)
     block_size = _block_size(config, strategy)
     layout = _layout(config, strategy, specs, block_size, default_layout)

@@ -12,6 +12,7 @@ from typing import Any
 from kvarn.dialect import Tool
 from kvarn.errors import KvarnError, printable
 
+Tools = Sequence[Mapping[str, Any]] | None  # [{"type": "function", "function": {"name": ..., "parameters": {...}}}]
 Json = dict[str, Any]
 
 MOST_TOOLS = 512

@@ -14,7 +14,7 @@ from kvarn.bench.machine import Bandwidth, cpu_name, facts
 from kvarn.bench.peers import connect
 from kvarn.bench.peers.recorded import Recorded, main_type
 from kvarn.bench.subject import Setup
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, cache_types
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import flags
 from kvarn.cli.interrupt import Interrupted, end_line
@@ -60,8 +60,8 @@ kvarn bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4""",
     group = parser.add_argument_group("cache")
     strategies = f"cache strategies: {', '.join(NAMES)} (default: auto)"
     group.add_argument("--cache", type=flags.Names(NAMES), default="auto", metavar="A,..", help=strategies)
-    cells = f"number types of stored keys and values: {', '.join(CODECS)} (default: bf16)"
-    group.add_argument("--cache-type", type=flags.Names(CODECS), default="bf16", metavar="X,..", help=cells)
+    cells = f"number types of stored keys and values: {', '.join(CODECS)}, or K/V as in int8/bf16 (default: bf16)"
+    group.add_argument("--cache-type", type=flags.Names(cache_types()), default="bf16", metavar="X,..", help=cells)
     flags.add_block_flags(group)
     group = parser.add_argument_group("comparison", "another engine; its repetitions alternate with those of kvarn")
     peers = "an OpenAI-compatible server, or llama.cpp, or a table of speeds measured before (docs/performance.md)"

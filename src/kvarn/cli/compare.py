@@ -6,8 +6,9 @@ The work is in kvarn.comparison; compare_output.py prints the result.
 import argparse
 from pathlib import Path
 
+from kvarn.backends.cache_settings import context_of
 from kvarn.bench.subject import Setup
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, cache_types
 from kvarn.cache.strategy import NAMES
 from kvarn.cli import flags
 from kvarn.cli.bench import numbers
@@ -23,7 +24,7 @@ from kvarn.comparison.report import Report, report
 from kvarn.comparison.speed import GENERATED, cases, speeds
 from kvarn.engine.scoring import windows
 from kvarn.errors import KvarnError
-from kvarn.llm import LLM, context_of
+from kvarn.llm import LLM
 from kvarn.words import counted
 
 MOST = 64  # caches
@@ -70,8 +71,10 @@ def add_cache_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cache", "Every combination is compared.")
     strategies = f"cache strategies: {', '.join(NAMES)} (default: paged)"
     group.add_argument("--cache", type=flags.Names(NAMES), default="paged", metavar="A,..", help=strategies)
-    cells = f"number types of stored keys and values: {', '.join(CODECS)} (default: all)"
-    group.add_argument("--cache-type", type=flags.Names(CODECS), default=",".join(CODECS), metavar="X,..", help=cells)
+    cells = f"number types of stored keys and values: {', '.join(CODECS)}, or K/V (default: all)"
+    group.add_argument(
+        "--cache-type", type=flags.Names(cache_types()), default=",".join(CODECS), metavar="X,..", help=cells
+    )
     sizes = "windows of ring, sliding and sinks (default: the window of text, which leaves nothing out)"
     group.add_argument("--window", metavar="N,..", help=sizes)
     group.add_argument("--pinned", type=int, metavar="N", help="pinned tokens of sinks (default: 4)")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.backends import AUTO, BACKENDS
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, cache_types
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.strategy import NAMES
 from kvarn.cli.parser import UsageError, did_you_mean, shown
@@ -80,13 +80,27 @@ def add_model_flags(
 def add_cache_flags(parser: argparse.ArgumentParser, tiers: bool) -> None:
     group = parser.add_argument_group("cache")
     group.add_argument("--cache", choices=NAMES, default="auto", help="cache strategy (default: %(default)s)")
-    cells = "number type of stored keys and values (default: %(default)s)"
-    group.add_argument("--cache-type", choices=tuple(CODECS), default="bf16", help=cells)
+    add_cache_type_flags(group, "bf16")
     budget = "memory for keys and values (default: what the context needs; with cuda, what the device has left)"
     group.add_argument("--cache-bytes", type=parse_bytes, metavar="N[K|M|G]", help=budget)
     if tiers:
         add_tier_flags(group)
     add_block_flags(group)
+
+
+def add_cache_type_flags(group: Flags, default: str) -> None:
+    cells = "number type of stored keys and values, or K/V, as in int8/bf16 (default: %(default)s)"
+    group.add_argument("--cache-type", choices=cache_types(), default=default, help=cells)
+    for letter, what in (("k", "keys"), ("v", "values")):
+        help = f"number type of stored {what} (default: that of --cache-type)"
+        group.add_argument(f"-ct{letter}", f"--cache-type-{letter}", choices=tuple(CODECS), help=help)
+
+
+def cache_type_of(args: argparse.Namespace) -> str:
+    """What --cache-type, -ctk and -ctv say together."""
+    k, _, v = args.cache_type.partition("/")
+    k, v = args.cache_type_k or k, args.cache_type_v or v or k
+    return str(k if k == v else f"{k}/{v}")
 
 
 def add_host_cache_flag(group: Flags) -> None:
@@ -167,7 +181,7 @@ class Names:
     """The type of an option that takes known names with commas between them."""
 
     def __init__(self, known: Iterable[str]) -> None:
-        self.known = tuple(known)
+        self.known = known if isinstance(known, tuple) else tuple(known)
 
     def __call__(self, text: str) -> list[str]:
         names = [part.strip() for part in text.split(",")]
@@ -178,9 +192,14 @@ class Names:
         return list(dict.fromkeys(names))
 
 
-def rarest(cache_types: Iterable[str]) -> str:
-    """The type that fewest backends have: the last one of the table. A backend that `auto` chooses for it runs all."""
-    return max(cache_types, key=list(CODECS).index)
+def rarest(names: Iterable[str]) -> str:
+    """The cache type that fewest backends have: later codecs are in fewer, and a pair is in fewer than its codecs."""
+
+    def rank(name: str) -> tuple[int, int]:
+        parts = name.split("/")
+        return len(parts), max(list(CODECS).index(part) for part in parts)
+
+    return max(names, key=rank)
 
 
 def parse_bytes(text: str) -> int:
@@ -240,7 +259,8 @@ def cache_settings(args: argparse.Namespace) -> dict[str, Any]:
     at_least(0, context=args.context, pinned=args.pinned)
     at_least(1, window=args.window)
     names = ("cache", "cache_type", "cache_layout", "cache_bytes", "block_size", "window", "pinned", "context")
-    return {name: getattr(args, name) for name in (*names, "max_seqs", "max_batch_tokens")}
+    given = {name: getattr(args, name) for name in (*names, "max_seqs", "max_batch_tokens")}
+    return given | {"cache_type": cache_type_of(args)}
 
 
 def load(args: argparse.Namespace, trust_messages: bool = False, **engine: Any) -> LLM:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from kvarn.backends import AUTO
+from kvarn.backends.cache_settings import context_of
 from kvarn.backends.choice import Opening
 from kvarn.backends.cpu.program import packed_size
 from kvarn.backends.cuda.limits import stored_as, tensor_bytes, weight_bytes
@@ -16,7 +17,7 @@ from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import human_bytes, print_json, print_table
 from kvarn.dialect import find
 from kvarn.errors import KvarnError, printable
-from kvarn.llm import context_of, tokenizer_of
+from kvarn.llm import tokenizer_of
 from kvarn.loading.catalogue import DEFAULT_MODEL
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.loading.encodings import TensorInfo

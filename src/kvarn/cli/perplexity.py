@@ -2,13 +2,13 @@
 
 import argparse
 
+from kvarn.backends.cache_settings import context_of
 from kvarn.cli import flags
 from kvarn.cli.manual import add_json_flag, describe
 from kvarn.cli.parser import UsageError
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_json
 from kvarn.engine import scoring
-from kvarn.llm import context_of
 from kvarn.words import counted
 
 

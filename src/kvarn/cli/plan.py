@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.choice import device_for
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.cuda.limits import require
@@ -25,7 +26,6 @@ from kvarn.forecast.memory import resident_bytes
 from kvarn.forecast.outlined import Outlined
 from kvarn.forecast.report import as_json, compared, device_json
 from kvarn.lasting.settings import tier_settings
-from kvarn.llm import cache_config
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.headers import open_headers
 

@@ -221,7 +221,7 @@ def page_words(address: str, n_keys: int, key: str | None) -> str:
 
 
 def summary(
-    llm: LLM, name: str, address: str, n_keys: int, page: str | None, restored: Sequence[Restored] = ()
+    llm: LLM, name: str, address: str, n_keys: int, page: str | None = None, restored: Sequence[Restored] = ()
 ) -> dict[str, str]:
     plan, config = llm.cache.plan, llm.cache.plan.groups[0].config
     whole = [g.config for g in plan.groups if g.config.spec.window is None] or [config]  # those that keep all

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     path, seed = user_path(args.snapshot), secrets.randbits(32) if args.seed is None else args.seed
     with SnapshotFile(path) as file:
         facts = file.facts
-    args.cache_type = args.cache_type or facts.fingerprint.k
+    args.cache_type = args.cache_type or f"{facts.fingerprint.k}/{facts.fingerprint.v}"
     args.context = facts.n_tokens + 64 if args.context is None else args.context
     llm = flags.load(args)
     with ProgressLine() as line:

@@ -18,7 +18,6 @@ from kvarn.backends.choice import Opening
 from kvarn.backends.host_memory import memory_bytes
 from kvarn.backends.reference import dense
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import CODECS
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -87,12 +86,7 @@ kvarn strategies --cache ring --cache paged --cache-type int8 --window 64 -n 100
         help="number of query heads and KV heads (default: %(default)s)",
     )
     parser.add_argument("--cache", choices=NAMES, action="append", help="run only this strategy; repeatable")
-    parser.add_argument(
-        "--cache-type",
-        choices=tuple(CODECS),
-        default="f32",
-        help="number type of stored keys and values (default: %(default)s)",
-    )
+    flags.add_cache_type_flags(parser, "f32")
     layout = "order of the bytes in a block, for strategies that do not set it"
     parser.add_argument("--cache-layout", choices=tuple(LAYOUTS), help=layout)
     parser.add_argument("--block-size", type=int, metavar="N", help="tokens per block: a power of two, at least 16")
@@ -105,6 +99,7 @@ def run(args: argparse.Namespace) -> None:
         raise KvarnError(f"--tokens {args.tokens}: it must be above {DECODED} and within the context of {args.context}")
     flags.at_least(1, window=args.window)
     n_heads, n_kv_heads = args.heads
+    args.cache_type = flags.cache_type_of(args)
     spec = LayerSpec(n_heads, n_kv_heads, args.head_dim, args.head_dim)
     asked = CacheConfig([spec], args.context, codec=args.cache_type, layout=args.cache_layout)
     with ProgressLine() as line:

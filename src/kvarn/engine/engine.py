@@ -14,29 +14,27 @@ ensures it). Non-goals: text, HTTP.
 import itertools
 import secrets
 import time
-from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from kvarn.backends.base import Memory, Program
 from kvarn.cache.cache import KVCache
 from kvarn.cache.step import Step
+from kvarn.engine.admission import check_length, check_prompt, check_queue
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
 from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
 from kvarn.engine.drawing import Drawing, Launched
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
+from kvarn.engine.parked import scoped
 from kvarn.engine.pooling import Pool
 from kvarn.engine.recall import NO_TIERS, Tiers
 from kvarn.engine.request import Begun, Request, Sample, Timing
+from kvarn.engine.restored import RestoredTexts
 from kvarn.engine.sampling import Sampled, make_sampler
 from kvarn.engine.scheduler import Scheduler, Work
-from kvarn.engine.sources import Sources
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import BadLogits, KvarnError, PromptTooLong, QueueFull
-from kvarn.words import counted
-
-RESTORED = "restored"  # the conversation of requests without one, after a restore into a cache that does not share
+from kvarn.errors import BadLogits, KvarnError
 
 
 class Event(NamedTuple):
@@ -68,15 +66,14 @@ class Engine:
         self.tiers = tiers
         self.scheduler = Scheduler(cache, self.config, tiers)
         self.stats = EngineStats()
-        self.sources = Sources()
-        self._held: set[bytes] = set()  # salts for which a restored text is held by a sequence
+        self._ids = itertools.count()
+        self.restored = RestoredTexts(cache, self.scheduler.parked, self._ids)
         self._work: list[Work] = []  # of the current step
         self._ahead: Launched | None = None  # the step after it, if it is launched already
         self._step: Step | None = None  # the prepared step, until the program has applied it
         self._n_faults = 0  # errors since the last good step for which no request could be blamed
         self._eos = frozenset(eos_ids)
         self._n_tokens = min(n_tokens or program.config.vocab_size, program.config.vocab_size)
-        self._ids = itertools.count()
         self._requests: dict[int, Request] = {}  # unfinished
 
     @property
@@ -104,13 +101,13 @@ class Engine:
         a `pool` the request has no answer: it ends when the pool has the prompt's hidden states. An answer that has
         `begun` goes on."""
         known = [*prompt, *begun.tokens] if begun else list(prompt)
-        self._check(known)
-        self._check_queue()
+        check_prompt(known, self.cache, self._n_tokens)
+        check_queue(self.scheduler, self.cache.plan.max_seqs, self.config.max_waiting)
         params = params.with_defaults(TEXT_DEFAULTS)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         timing = Timing(queued_at=time.perf_counter())
-        scoped = _scoped(salt, RESTORED if conversation is None and salt in self._held else conversation)
-        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, scoped, priority, pool)
+        continued = self.restored.conversation(salt, conversation)
+        request = Request(next(self._ids), list(prompt), params, seed, timing, salt, continued, priority, pool)
         first = begun.sample if begun else 0
         request.sampler = make_sampler(params, seed, self._n_tokens, first)
         request.drafter, request.host_only = make_drafter(params, seed, first), host_only(params)
@@ -124,76 +121,11 @@ class Engine:
         self._requests[request.id] = request
         return request
 
-    def restore(
-        self,
-        tokens: Sequence[int],
-        write: Callable[[int], None],
-        name: str,
-        salt: bytes = b"",
-        conversation: Hashable = None,
-        priority: int = 0,
-    ) -> Callable[[float], None]:
-        """Take over a text whose cells come from elsewhere: `write(seq)` restores them to the new sequence seq. If it
-        raises, nothing has changed. Call the result with the seconds that it took, for explanations.
-
-        A cache that shares prefixes finds the text for every prompt of the same salt. In others, one sequence holds
-        it: for the next request of the conversation, or of the salt if there is none."""
-        seq = next(self._ids)
-        self.cache.open(seq, salt, priority)
-        try:
-            write(seq)
-        except BaseException:
-            self.cache.abandon(seq)
-            raise
-        if conversation is None and not self.cache.shares:
-            self._held.add(salt)
-            conversation = RESTORED
-        self.scheduler.parked.park(_scoped(salt, conversation), seq, list(tokens))
-        return lambda seconds: self.sources.add(salt, list(tokens), name, seconds)
-
-    def find(self, tokens: Sequence[int], salt: bytes = b"", conversation: Hashable = None) -> int | None:
-        """An open sequence with exactly these tokens, all committed, which the caller frees or parks; None if the cache
-        no longer has them."""
-        if not self.cache.shares:
-            parked = self.scheduler.parked.take(_scoped(salt, conversation))
-            if parked is None:
-                return None
-            if parked.tokens[: len(tokens)] == list(tokens) and self.cache.rewind(parked.id, len(tokens)) == len(
-                tokens
-            ):
-                return parked.id
-            self.cache.free(parked.id)
-            return None
-        seq = next(self._ids)
-        if not self.cache.n_rows_free:
-            return None
-        self.cache.open(seq, salt)
-        if self.cache.adopt(seq, [*tokens, 0], counted=False).reused == len(tokens):
-            return seq
-        self.cache.free(seq)
-        return None
-
-    def give_back(self, seq: int, tokens: Sequence[int], salt: bytes = b"", conversation: Hashable = None) -> None:
-        """After `find`."""
-        self.scheduler.parked.park(_scoped(salt, conversation), seq, list(tokens))
-
     def check_length(self, n_tokens: int, at_least: bool = False) -> None:
         """Raise PromptTooLong if a prompt of n_tokens tokens leaves no room for an answer.
 
         `at_least`: the prompt has n_tokens or more; only the message differs. Safe from any thread."""
-        what = f"the prompt has {'at least ' if at_least else ''}{counted(n_tokens, 'token')} and"
-        context = self.cache.plan.context
-        if n_tokens >= context:
-            more = "" if self.cache.plan.strategy.rolls else " or raise the context (context=, -c)"
-            raise PromptTooLong(
-                f"{what} the context holds {context:,}: shorten the prompt{more}; "
-                "the answer needs room for at least one token"
-            )
-        if n_tokens >= self.cache.longest:
-            raise PromptTooLong(
-                f"{what} the whole cache holds {self.cache.longest:,}: shorten the prompt or raise the cache's bytes "
-                "(cache_bytes=, --cache-bytes)"
-            )
+        check_length(n_tokens, self.cache, at_least)
 
     def cancel(self, request: Request) -> None:
         """End the request and free its blocks. Does nothing if it has finished."""
@@ -203,7 +135,7 @@ class Engine:
 
     def forget(self, conversation: Hashable, salt: bytes = b"") -> None:
         """Free the parked sequence of the conversation, if it has one."""
-        self.scheduler.parked.drop(_scoped(salt, conversation))
+        self.scheduler.parked.drop(scoped(salt, conversation))
 
     def restart(self, sample: Sample, tokens: Sequence[int], keep: int) -> None:
         """Replace the tokens of a running sample and rewind it to `keep` computed tokens, which must be equal in the
@@ -234,7 +166,7 @@ class Engine:
         for each in work:
             if each.sample.request.timing.started_at is None:
                 each.sample.request.timing.started_at = start
-                self._note_source(each.sample.request)
+                self.restored.note_source(each.sample.request)
         decodes = all(each.decodes for each in work)
         pooled = [each for each in work if each.sample.request.pool is not None]
         if pooled:
@@ -249,11 +181,6 @@ class Engine:
         self._work = []
         self._n_faults = 0
         return events
-
-    def _note_source(self, request: Request) -> None:
-        if request.adoption is not None and request.adoption.reused:
-            had = request.fetched.local if request.fetched.tokens else request.adoption.reused
-            request.source = self.sources.of(request.salt, request.samples[0].tokens, had)
 
     def isolate(self, error: BaseException) -> None:
         """Handle an error of `step`, or of another call that was interrupted at any line.
@@ -286,8 +213,7 @@ class Engine:
     def _restart(self) -> None:
         """An error left the bookkeeping half done. Begin with an empty cache, and compute all samples again."""
         self.cache.reset()
-        self.sources.clear()
-        self._held.clear()
+        self.restored.clear()
         unfinished: list[Sample] = []
         for request in list(self._requests.values()):
             first = request.samples[0]
@@ -436,28 +362,6 @@ class Engine:
         if request.done:
             self._requests.pop(request.id, None)
 
-    def _check(self, prompt: Sequence[int]) -> None:
-        if not prompt:
-            raise KvarnError("the prompt is empty: give it at least one token")
-        if isinstance(prompt, bytes | bytearray | memoryview):
-            raise KvarnError("the prompt is bytes: give text or token ids")
-        try:
-            ids = array("q", prompt)
-        except (TypeError, OverflowError):
-            raise KvarnError("the prompt has a token that is not an integer: give text or token ids") from None
-        if any(not 0 <= token < self._n_tokens for token in ids):
-            raise KvarnError(f"the prompt has a token outside the vocabulary of {self._n_tokens}")
-        self.check_length(len(ids))
-
-    def _check_queue(self) -> None:
-        free = self.cache.plan.max_seqs - len(self.scheduler.running)
-        most = self.config.max_waiting
-        if most is not None and len(self.scheduler.waiting) >= most + max(free, 0):
-            raise QueueFull(
-                f"the queue is full ({len(self.scheduler.running)} running, {len(self.scheduler.waiting)} waiting): "
-                "try again later"
-            )
-
     def _timed(self, event: Event, now: float) -> Event:
         sample = event.sample
         before, sample.last_token_at = sample.last_token_at, now
@@ -465,11 +369,6 @@ class Engine:
             ended = sample.request.timing.finished_at  # in this step, before `now`
             sample.request.timing.first_token_at = now if ended is None else min(now, ended)
         return event._replace(gap=None if before is None else now - before)
-
-
-def _scoped(salt: bytes, conversation: Hashable) -> Hashable:
-    """Requests with different salts are never in the same conversation."""
-    return None if conversation is None else (salt, conversation)
 
 
 def _new_tokens(work: Work) -> list[int]:

@@ -49,3 +49,8 @@ class ParkedSequences:
             return False
         self.drop(next(iter(self._sequences)))
         return True
+
+
+def scoped(salt: bytes, conversation: Hashable) -> Hashable:
+    """Requests with different salts are never in the same conversation."""
+    return None if conversation is None else (salt, conversation)

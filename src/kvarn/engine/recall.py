@@ -46,7 +46,7 @@ class TierCount(Protocol):
 class Tiers(Protocol):
     def begin(self, seq: int, tokens: Sequence[int], spare: int) -> Fetch | None:
         """Look for the blocks of the prompt of an open sequence. The fetch may be over at once. None if they do not
-        fit now, with room for `spare` more tokens."""
+        fit now, with room for the rest of the prompt or for `spare` tokens of it."""
 
     def wait(self, seconds: float) -> None:
         """Return when a block has arrived, or after this time."""

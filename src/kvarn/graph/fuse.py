@@ -2,7 +2,7 @@
 
 - Matrices with the same input become one Product (q, k and v; gate and up).
 - A sum that follows a matrix becomes part of the Product. A sum that follows a norm becomes NormAdd.
-- Norms and rotations of heads, and the write into the cache, become part of Attention.
+- Norms, rotations and the centring of heads, and the write into the cache, become part of Attention.
 - After the last Attention, only the rows that the step asks for are computed.
 
 Rows are independent except in attention, so fusion does not change a bit of the results. A graph that
@@ -30,7 +30,7 @@ from kvarn.graph.kinds import (
     reads,
     uses_up,
 )
-from kvarn.graph.ops import Rope
+from kvarn.graph.ops import Centre, Rope
 from kvarn.graph.record import Graph, Node, Value, name_of
 
 
@@ -41,11 +41,12 @@ def fuse(graph: Graph) -> list[Kind]:
 
 
 class _Side(NamedTuple):
-    """The norm and the rope that attention applies to q or k."""
+    """The norm, the rope and the centre that attention applies to q or k."""
 
     value: Value
     norm: str | None
     rope: Rope | None
+    centre: Centre | None
 
 
 class _Fusion:
@@ -114,12 +115,17 @@ class _Fusion:
     def _rope(self, node: Node) -> Kind:
         raise KvarnError(f"{self._name(node.inputs[0])}: rope is possible for q and k of attention only")
 
+    def _centred(self, node: Node) -> Kind:
+        raise KvarnError(f"{self._name(node.inputs[0])}: centring is possible for k of attention only")
+
     def _attention(self, node: Node) -> Kind:
         layer, scale, heads = node.settings
-        (q, q_norm, rope), (k, k_norm, k_rope) = self.sides[node.out]
+        (q, q_norm, rope, q_centre), (k, k_norm, k_rope, centre) = self.sides[node.out]
         if rope != k_rope:
             raise KvarnError(f"{self._name(node.out)}: the ropes of q and k differ ({rope} and {k_rope})")
-        return Attention(node.out, q, k, node.inputs[2], q_norm, k_norm, rope, layer, scale, heads)
+        if q_centre is not None:
+            raise KvarnError(f"{self._name(node.out)}, q: only keys are centred")
+        return Attention(node.out, q, k, node.inputs[2], q_norm, k_norm, rope, centre, layer, scale, heads)
 
     def _gated(self, node: Node) -> Kind:
         self._for_matrices(node)
@@ -164,14 +170,19 @@ class _Fusion:
         what, x = f"{self._name(attention.out)}, {'qk'[which]}", attention.inputs[which]
         norm: str | None = None
         rope: Rope | None = None
-        while (node := self.nodes[x.id]).op in ("rope", "rms_norm"):
+        centre: Centre | None = None
+        while (node := self.nodes[x.id]).op in ("rope", "rms_norm", "centred"):
             if node.settings[0] != attention.settings[2][which]:
                 raise KvarnError(f"{what}: {self._name(x)} has another number of heads than attention")
             if node.op == "rope" and (rope or norm):
                 raise KvarnError(f"{what}: {'a second rope' if rope else 'rope before the norm'}")
             if node.op == "rms_norm" and norm:
                 raise KvarnError(f"{what}: a second norm, {node.weights[0]}")
-            if node.op == "rope":
+            if node.op == "centred" and (rope or norm or centre):
+                raise KvarnError(f"{what}: centred a second time, or before rope or the norm")
+            if node.op == "centred":
+                centre = node.settings[1]
+            elif node.op == "rope":
                 rope = node.settings[1]
             else:
                 norm = node.weights[0]
@@ -179,7 +190,7 @@ class _Fusion:
             self._alone(what, x)
             x = node.inputs[0]
         self._alone(what, x)
-        return _Side(x, norm, rope)
+        return _Side(x, norm, rope, centre)
 
     def _alone(self, what: str, x: Value) -> None:
         if len(self.users[x.id]) != 1:

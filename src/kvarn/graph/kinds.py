@@ -7,7 +7,7 @@ memory.
 
 from dataclasses import dataclass
 
-from kvarn.graph.ops import Activation, Rope
+from kvarn.graph.ops import Activation, Centre, Rope
 from kvarn.graph.record import Heads, Value
 
 
@@ -58,7 +58,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Normalize q and k per head if the model does, rotate them if the model does, write k and v into the cache, then
+    """Normalize q and k per head, rotate them and centre k, each if the model does; write k and v into the cache, then
     attend over the cache. Uses up q, k and v."""
 
     out: Value
@@ -68,6 +68,7 @@ class Attention:
     q_norm: str | None
     k_norm: str | None
     rope: Rope | None
+    centre: Centre | None
     layer: int
     scale: float
     heads: Heads

@@ -51,6 +51,15 @@ class Rope:
     scaling: RopeScaling | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """A constant vector per head, made of the bias of K: models/centre.py."""
+
+    bias: str  # name of the weight
+    rope: Rope
+    context: int  # positions that the model was trained for
+
+
 class Ops(Protocol, Generic[V]):
     def embed(self, weight: str, scale: float = 1.0) -> V:
         """Embeddings of the step's tokens, [T, hidden]."""
@@ -62,6 +71,10 @@ class Ops(Protocol, Generic[V]):
 
     def rope(self, x: V, heads: int, rope: Rope) -> V:
         """Rotate each head by its token's absolute position."""
+
+    def centred(self, k: V, heads: int, centre: Centre) -> V:
+        """Subtract the centre from keys. Softmax does not change when all keys of a head move by the same vector, and
+        the cells lose less of smaller numbers."""
 
     def attention(self, layer: int, q: V, k: V, v: V, scale: float) -> V:
         """Write k and v into the cache, then attend over the cache. The new k and v are read from the cache too."""

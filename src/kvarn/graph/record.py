@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from kvarn.errors import BadModel
-from kvarn.graph.ops import Activation, Ops, Rope
+from kvarn.graph.ops import Activation, Centre, Ops, Rope
 
-Op = Literal["embed", "rms_norm", "linear", "rope", "attention", "gated", "add", "logits"]
+Op = Literal["embed", "rms_norm", "linear", "rope", "centred", "attention", "gated", "add", "logits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,11 @@ class Recorder:
         if rope.dim > x.width // heads or rope.dim % 2:
             raise BadModel(f"rope of {self._name(x)}: {rope.dim} dimensions of a head of {x.width // heads}")
         return self._node("rope", (x,), (), x.width, heads, rope)
+
+    def centred(self, k: Value, heads: int, centre: Centre) -> Value:
+        self._divides(heads, k)
+        self._expect(centre.bias, (k.width,))
+        return self._node("centred", (k,), (centre.bias,), k.width, heads, centre)
 
     def attention(self, layer: int, q: Value, k: Value, v: Value, scale: float) -> Value:
         n_heads, n_kv_heads, dim = self._heads

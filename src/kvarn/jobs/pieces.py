@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from kvarn.chats.answer import Reader, content_of
 from kvarn.dialect import Delta
+from kvarn.engine.params import SamplingParams
+from kvarn.errors import KvarnError
 from kvarn.jobs.job import Job, Output
 from kvarn.jobs.runner import Runner
 
@@ -177,3 +179,9 @@ class Stream(Iterator[str]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def one_answer(params: SamplingParams) -> SamplingParams:
+    if params.n != 1:
+        raise KvarnError(f"a stream has one answer and n is {params.n}: use stream_batch")
+    return params

@@ -18,6 +18,7 @@ from kvarn.arrays import Bytes
 from kvarn.backends.base import Memory
 from kvarn.cache.cache import KVCache
 from kvarn.cache.codec import unit_bytes
+from kvarn.cache.holes import sees, sees_whole_blocks
 from kvarn.cache.plan import Group, Plan
 from kvarn.errors import BadSnapshot, KvarnError, NoRoomNow
 from kvarn.words import counted
@@ -102,10 +103,11 @@ def check_fits(cache: KVCache, n: int, holes: Sequence[range]) -> None:
     """Raise BadSnapshot if n tokens with these holes can never be restored here."""
     if n >= cache.longest:
         raise BadSnapshot(f"it has {counted(n, 'token')} and the cache holds {cache.longest:,}: raise the context (-c)")
-    for group, placement in zip(cache.plan.groups, cache.placements, strict=True):
-        hole = _joined(group, holes)
-        size = group.config.block_size
-        if placement.sees(hole, n) or (cache.shares and not placement.whole(n, hole)):
+    for group in cache.plan.groups:
+        hole, config = _joined(group, holes), group.config
+        spec, size = config.spec, config.block_size
+        cut = cache.shares and not sees_whole_blocks(spec, size, config.pinned_blocks, n, hole)
+        if sees(spec, hole, n) or cut:
             raise BadSnapshot(
                 f"it has no cells of the tokens {hole.start:,} to {hole.stop:,}, and blocks of {size} tokens here need "
                 "some of them: lower the block size, or use the strategy that made it"

@@ -96,7 +96,7 @@ class BlockTiers:
             items = self._items(groups, where, length)
             allowed = self._computing.seconds(length - local)
             if self._expected(items) < allowed:
-                if not self._border.hold(seq, tokens, length, spare):
+                if not self._border.hold(seq, tokens, length, min(len(tokens) - length, spare)):
                     return None
                 return BlockFetch(self, seq, tokens, local, length, groups, items, max(allowed, LEAST_SECONDS))
         self._measure_again(groups)

@@ -99,6 +99,8 @@ class Weights:
                 return ""
             found = json.loads(stamp.read_bytes())
             same = found["files"] == [list(each) for each in self._loaded]
+            if same:
+                os.utime(stamp)  # `_prune` keeps those that are used
             return str(found["digest"]) if same else ""
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return ""
@@ -115,7 +117,7 @@ class Weights:
 
 
 def _prune(folder: Path) -> None:
-    """Models come and go: keep the newest stamps."""
+    """Models come and go: keep the stamps that were used last."""
     stamps = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime_ns)
     for stamp in stamps[:-_MOST_STAMPS]:
         stamp.unlink(missing_ok=True)

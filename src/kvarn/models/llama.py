@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvarn.graph.ops import Ops, V
+from kvarn.graph.ops import Centre, Ops, V
 from kvarn.models.config import ModelConfig
 from kvarn.models.family import Family, GGUFRules, HFRules
 from kvarn.models.tensors import Tensor, matrix, norm, optional_bias
@@ -28,6 +28,8 @@ def attention(ops: Ops[V], config: ModelConfig, layer: int, h: V) -> V:
     rope = config.rope_of(layer)
     q = ops.rope(project(ops, h, block + "q"), config.n_heads, rope)
     k = ops.rope(project(ops, h, block + "k"), config.n_kv_heads, rope)
+    if ops.has(bias := block + "k.bias"):
+        k = ops.centred(k, config.n_kv_heads, Centre(bias, rope, config.context))
     v = project(ops, h, block + "v")
     return project(ops, ops.attention(layer, q, k, v, config.scale), block + "output")
 

@@ -64,19 +64,21 @@ void Program::queue_prefetch(Step& step, size_t index, int thread) {
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const std::vector<WorkItem>& items = work_[size_t(layer.group)].decode;
     const StoreView& s = layer.store;
-    const int64_t cell_size = cell_bytes(s.codec), bytes = s.panel_size * s.n_heads * s.dim * cell_size;
+    // Spans have one size: that of the smaller of K and V.
+    const int64_t bytes = s.panel_size * s.n_heads * std::min(s.k.row_bytes(s.dim), s.v.row_bytes(s.dim));
     const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size()), threads = pool_->size();
     for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
         const WorkItem& item = items[size_t(i)];
         if (item.head > 0) continue;  // the item at head 0 already prefetches the whole panel
         const int32_t* blocks = table.blocks + item.seq * table.max_blocks;
         const int32_t* first = table.first + item.seq * table.max_blocks;
-        for (const auto& [cells, strides] : {std::pair{s.k, &s.ks}, {s.v, &s.vs}})
+        for (const CellsView* cells : {&s.k, &s.v})
             for (int64_t b = 0; b < table.n_blocks[item.seq]; ++b) {
                 const int64_t end = std::min(item.end - first[b], s.block_size);
                 for (int64_t p = std::max<int64_t>(item.begin - first[b], 0) / s.panel_size; p * s.panel_size < end;
                      ++p)
-                    own.prefetch_spans.push_back(cells + (blocks[b] * strides->block + p * strides->panel) * cell_size);
+                    own.prefetch_spans.push_back(cells->cells + s.offset(cells->strides, blocks[b], p * s.panel_size) *
+                                                                    cell_bytes(cells->codec));
             }
         if (int64_t(own.prefetch_spans.size()) * bytes >= kPrefetchBytes) break;
     }
@@ -95,6 +97,14 @@ void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector&
     }
 }
 
+// Finishes heads of k of token t, from head `first` on, and subtracts the centre of the layer's keys.
+void Program::finish_keys(const Op& op, int64_t t, int64_t first, int64_t heads, float* x) const {
+    finish_heads(op, t, heads, op.weight2, x);
+    if (!op.centre) return;
+    const float* centre = op.centre->data() + first * op.head_dim;
+    for (int64_t i = 0; i < heads * op.head_dim; ++i) x[i] -= centre[i];
+}
+
 // Prefill: finishes q and k of whole rows, then writes k and v into the cells of the table.
 void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Shares& shares, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
@@ -105,7 +115,7 @@ void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Sh
         const int64_t t = work.rows[size_t(i)], cell = table.cells[t];
         prefetch_write(layer.store, cell, all);
         finish_heads(op, t, op.heads, op.weight, row(op.in, t));
-        finish_heads(op, t, op.kv_heads, op.weight2, row(op.in2, t));
+        finish_keys(op, t, 0, op.kv_heads, row(op.in2, t));
         if (cell >= 0)
             step.counted[size_t(thread)].written +=
                 write_heads(layer.store, *kernels_.encoders, cell, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
@@ -124,14 +134,15 @@ void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int t
     const bool writes = item.end == table.kv_len[item.seq] && cell >= 0;
     Own& own = own_[size_t(thread)];
     if (writes) prefetch_write(layer.store, cell, heads);
-    const auto ready = [&](int buffer, float* to, int64_t first, int64_t n, const Vector& norm) {
+    const auto copied = [&](int buffer, float* to, int64_t first, int64_t n) {
         memcpy(to + first * dim, row(buffer, t) + first * dim, size_t(n * dim) * 4);
-        finish_heads(op, t, n, norm, to + first * dim);
+        return to + first * dim;
     };
-    ready(op.in, own.q.data(), heads.begin * group, item.heads * group, op.weight);
+    float* q = copied(op.in, own.q.data(), heads.begin * group, item.heads * group);
+    finish_heads(op, t, item.heads * group, op.weight, q);
     if (!writes) return;
-    const int64_t from = heads.begin / copies, to = (heads.end + copies - 1) / copies;
-    ready(op.in2, own.k.data(), from, to - from, op.weight2);
+    const int64_t from = heads.begin / copies, n = (heads.end + copies - 1) / copies - from;
+    finish_keys(op, t, from, n, copied(op.in2, own.k.data(), from, n));
     step.counted[size_t(thread)].written +=
         write_heads(layer.store, *kernels_.encoders, cell, heads, own.k.data(), row(op.in3, t), op.kv_heads);
 }

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "base.hpp"
 #include "checks.hpp"
 #include "isa.hpp"
 #include "markers.hpp"
@@ -42,7 +43,8 @@ void encode_f16(Rows<const float> x, Rows<uint16_t> out) {
 }
 
 void encode_int8(Rows<const float> x, Rows<int8_t> out, Column<float> scale) {
-    same_shape(x, out);
+    kvarn::ensure(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == kvarn::up(int64_t(x.shape(1)), 32),
+                  "encode_int8: a row of out has as many codes as a row of x, rounded up to 32");
     kvarn::ensure(scale.shape(0) == x.shape(0), "encode_int8: one scale per row of x is needed");
     const kvarn::Unlocked unlocked;
     kvarn::kernels().encoders->int8(x.data(), out.data(), scale.data(), int64_t(x.shape(0)), int64_t(x.shape(1)));

@@ -36,35 +36,33 @@ void add_group(Cache& c, In blocks, In first, In n_blocks, In kv_len, In q_start
     for (const In& x : {blocks, first, n_blocks, kv_len, q_start}) c.kept.push_back(nb::cast(x));
 }
 
-float* scales_of(const std::optional<Out>& scale, const Out& cells, const char* name) {
+void add_scales(CellsView& view, const std::optional<Out>& scale, const Out& cells, const char* name) {
     ensure(scale.has_value(), std::string("store: int8 cells need a ") + name);
     bool fits = scale->ndim() == 4 && scale->dtype() == nb::dtype<float>();
     for (size_t i = 0; fits && i < 4; ++i) fits = scale->shape(i) == cells.shape(i);
     ensure(fits, std::string("store: ") + name + " is float32 [block, panel, head, slot] for cells " + describe(cells) +
                      ", not " + describe(*scale));
-    return static_cast<float*>(scale->data());
+    view.scales = static_cast<float*>(scale->data());
+    view.scale_strides = strides_of(*scale);
 }
 
-void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int codec,
-               int64_t group) {
-    ensure(group >= 0 && group < int64_t(c.view.groups.size()),
-           "add_layer: there is no group " + std::to_string(group));
+CellsView view_of(const Out& x, int codec, int64_t dim, const std::optional<Out>& scale, const char* scale_name) {
     ensure(codec >= 0 && codec <= int(Codec::Int8), "add_layer: unknown codec " + std::to_string(codec));
-    const SpecView& spec = c.view.groups[size_t(group)].spec;
-    LayerView layer;
-    StoreView& s = layer.store;
-    s.codec = Codec(codec);
-    for (const Out& x : {k, v})
-        ensure(x.ndim() == 5 && int64_t(x.dtype().bits) == 8 * cell_bytes(s.codec),
-               "store: cells are [block, panel, head, slot, dim] of " + std::to_string(8 * cell_bytes(s.codec)) +
-                   " bits, not " + describe(x));
-    for (size_t i = 0; i < 5; ++i)
-        ensure(k.shape(i) == v.shape(i) && k.shape(i) > 0, "store: K is " + describe(k) + ", V is " + describe(v));
-    s.k = static_cast<uint8_t*>(k.data()), s.v = static_cast<uint8_t*>(v.data());
-    s.ks = strides_of(k), s.vs = strides_of(v);
-    s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
-    s.block_size = int64_t(k.shape(1) * k.shape(3));
-    s.n_heads = int64_t(k.shape(2)), s.dim = int64_t(k.shape(4));
+    CellsView view;
+    view.codec = Codec(codec);
+    const int64_t bits = 8 * cell_bytes(view.codec);
+    ensure(x.ndim() == 5 && int64_t(x.dtype().bits) == bits,
+           "store: cells are [block, panel, head, slot, dim] of " + std::to_string(bits) + " bits, not " + describe(x));
+    ensure(int64_t(x.shape(4)) == cells_of(view.codec, dim),
+           "store: heads of " + std::to_string(dim) + " numbers have " + std::to_string(cells_of(view.codec, dim)) +
+               " cells, not " + describe(x));
+    view.cells = static_cast<uint8_t*>(x.data());
+    view.strides = strides_of(x);
+    if (view.codec == Codec::Int8) add_scales(view, scale, x, scale_name);
+    return view;
+}
+
+void check_store(const StoreView& s, const SpecView& spec) {
     ensure(s.panel_size % kHalfTile == 0, "store: a panel holds a multiple of " + std::to_string(kHalfTile) +
                                               " slots, not " + std::to_string(s.panel_size));
     ensure(s.dim <= kMaxHeadDim, "store: head dimensions up to " + std::to_string(kMaxHeadDim) +
@@ -75,14 +73,26 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
     ensure(spec.n_heads / s.n_heads <= kMaxQueryGroup, "store: at most " + std::to_string(kMaxQueryGroup) +
                                                            " query heads share a KV head, not " +
                                                            std::to_string(spec.n_heads / s.n_heads));
-    if (s.codec == Codec::Int8) {
-        s.k_scale = scales_of(k_scale, k, "k_scale"), s.v_scale = scales_of(v_scale, v, "v_scale");
-        s.k_scales = strides_of(*k_scale), s.v_scales = strides_of(*v_scale);
-        c.kept.push_back(nb::cast(*k_scale)), c.kept.push_back(nb::cast(*v_scale));
-    }
+}
+
+void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int k_codec, int v_codec,
+               int64_t dim, int64_t group) {
+    ensure(group >= 0 && group < int64_t(c.view.groups.size()),
+           "add_layer: there is no group " + std::to_string(group));
+    LayerView layer;
+    StoreView& s = layer.store;
+    s.k = view_of(k, k_codec, dim, k_scale, "k_scale"), s.v = view_of(v, v_codec, dim, v_scale, "v_scale");
+    for (size_t i = 0; i < 4; ++i)
+        ensure(k.shape(i) == v.shape(i) && k.shape(i) > 0, "store: K is " + describe(k) + ", V is " + describe(v));
+    s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
+    s.block_size = int64_t(k.shape(1) * k.shape(3));
+    s.n_heads = int64_t(k.shape(2)), s.dim = dim;
+    check_store(s, c.view.groups[size_t(group)].spec);
     layer.group = group;
     c.view.layers.push_back(layer);
     c.kept.push_back(nb::cast(k)), c.kept.push_back(nb::cast(v));
+    for (const auto& scale : {k_scale, v_scale})
+        if (scale) c.kept.push_back(nb::cast(*scale));
 }
 
 // The cells of this step's tokens. They are checked here, because kernels write to them.
@@ -161,7 +171,7 @@ void bind_cache(nb::module_& m) {
         .def(nb::init<>())
         .def("add_group", &add_group)
         .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
-             nb::arg("codec"), nb::arg("group"))
+             nb::arg("k_codec"), nb::arg("v_codec"), nb::arg("dim"), nb::arg("group"))
         .def("set_cells", &set_cells)
         .def("write", &write_layer);
     m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"), nb::arg("out"),

@@ -277,16 +277,19 @@ void bind_program(nb::module_& m) {
         .def(
             "attention",
             [](Program& p, const std::string& name, int layer, int q, int k, int v, int out, float scale, int rope,
-               std::tuple<int, int, int> shape, OptionalVector q_norm, OptionalVector k_norm, float eps) {
+               std::tuple<int, int, int> shape, OptionalVector q_norm, OptionalVector k_norm, OptionalVector centre,
+               float eps) {
                 Op op = named(Op::Kind::Attention, name, false);
                 op.layer = layer, op.in = q, op.in2 = k, op.in3 = v, op.out = out, op.scale = scale, op.rope = rope;
                 std::tie(op.heads, op.kv_heads, op.head_dim) = shape;
-                op.weight = padded(q_norm), op.weight2 = padded(k_norm), op.eps = eps;
+                op.weight = padded(q_norm), op.weight2 = padded(k_norm), op.centre = padded(centre), op.eps = eps;
+                ensure(!centre || int64_t(centre->shape(0)) == int64_t(op.kv_heads) * op.head_dim,
+                       "attention: the centre has one number per KV head and dimension");
                 add(p, op);
             },
             nb::arg("name"), nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
             nb::arg("scale"), nb::arg("rope"), nb::arg("shape"), nb::arg("q_norm").none(), nb::arg("k_norm").none(),
-            nb::arg("eps"))
+            nb::arg("centre").none(), nb::arg("eps"))
         .def("run", &run)
         .def("hidden", &hidden)
         .def("reserve", &Program::reserve)

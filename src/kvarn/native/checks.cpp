@@ -49,9 +49,9 @@ void check_table(const TableView& t, const SpecView& spec, const StoreView& stor
             ensure(first[i] >= 0 && first[i] % store.block_size == 0 && (i == 0 || first[i] > first[i - 1]),
                    "table: positions of blocks ascend in steps of the block size: entry % has %", i, first[i]);
         }
-        const int64_t low = spec.first_visible(length - fresh);
-        check_resident(t, s, low, length, store.block_size);
-        check_resident(t, s, 0, std::min({spec.pinned, low, length}), store.block_size);
+        const Seen seen = spec.seen(length - fresh, length - 1);
+        check_resident(t, s, seen.begin, seen.end, store.block_size);
+        check_resident(t, s, 0, seen.pinned, store.block_size);
     }
 }
 

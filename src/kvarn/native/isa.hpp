@@ -9,7 +9,7 @@
 
 namespace kvarn {
 
-// Products of bf16 (bf16 and int8 cells, bf16 weights) are summed in one of two orders. Every
+// Products of bf16 (bf16 cells, bf16 weights) are summed in one of two orders. Every
 // instruction set implements both with the same bits; which one is fast depends on the machine.
 //   Pairs   the order of VDPBF16PS: one chain over ascending pairs of terms, the odd term first
 //   Tiles   the order of AMX: per 32 terms one chain of even terms and one of odd terms, both from

@@ -113,6 +113,7 @@ struct Op {
     float scale = 1, eps = 0;
     bool needs_int8 = false, needs_bf16 = false;  // forms of the output that the next linear reads
     Vector weight, weight2;                       // norms
+    Vector centre;                                // of keys; null: none
     PackedMatrix matrix;
     std::vector<Segment> segments;
     int layer = 0, rope = -1, heads = 0, kv_heads = 0, head_dim = 0;
@@ -191,6 +192,7 @@ class Program {
     void begin_decode(Step&, const Op&, const WorkItem&, int thread);
     void queue_prefetch(Step&, size_t layer, int thread);
     void finish_heads(const Op&, int64_t t, int64_t heads, const Vector& norm, float* x) const;
+    void finish_keys(const Op&, int64_t t, int64_t first, int64_t heads, float* x) const;
     float* row(int buffer, int64_t r) {
         return buffers_[size_t(buffer)].data.data() + r * buffers_[size_t(buffer)].stride;
     }

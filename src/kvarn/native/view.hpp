@@ -4,14 +4,20 @@
 
 #include <cstdint>
 
+#include "base.hpp"
+
 namespace kvarn {
 
-enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how one number of K or V is stored
+enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how numbers of K or V are stored
 
-constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 ? 4 : codec == Codec::Int8 ? 1 : 2; }
+// A cell is the unit of a row: one number, or four int8 in a word. Rows of int8 are rotated in blocks
+// of 32 numbers, so they are padded with zeros to whole blocks.
+constexpr bool rotated(Codec codec) { return codec == Codec::Int8; }
+constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 || codec == Codec::Int8 ? 4 : 2; }
+constexpr int64_t cells_of(Codec codec, int64_t dim) { return codec == Codec::Int8 ? up(dim, 32) / 4 : dim; }
 
 // Limits that kernels rely on; bind_cache.cpp refuses a store that exceeds them. Arrays of fixed
-// size: `o` in attention.cpp, `narrow` in tiles.hpp, `encoded` in view.cpp.
+// size: `o` in decode.cpp, `narrow` in stage.hpp, `encoded` in write.cpp.
 constexpr int64_t kMaxHeadDim = 256;    // numbers of one head
 constexpr int64_t kMaxQueryGroup = 16;  // query heads that share one stored head
 
@@ -19,15 +25,27 @@ struct Strides {  // in elements
     int64_t block = 0, panel = 0, head = 0, slot = 0, dim = 0;
 };
 
-struct StoreView {
-    uint8_t *k = nullptr, *v = nullptr;
-    float *k_scale = nullptr, *v_scale = nullptr;
-    Strides ks, vs, k_scales, v_scales;
-    int64_t n_blocks = 0, block_size = 0, panel_size = 0, n_heads = 0, dim = 0;  // n_heads: stored heads
+struct CellsView {  // K or V of one layer
+    uint8_t* cells = nullptr;
+    float* scales = nullptr;  // only if the codec has scales
+    Strides strides, scale_strides;
     Codec codec{};
 
-    // Of K and V in one slot of one head.
-    int64_t slot_bytes() const { return 2 * (dim * cell_bytes(codec) + (k_scale ? int64_t(sizeof(float)) : 0)); }
+    int64_t row_bytes(int64_t dim) const {
+        return cells_of(codec, dim) * cell_bytes(codec) + (scales ? int64_t(sizeof(float)) : 0);
+    }
+};
+
+struct StoreView {
+    CellsView k, v;
+    int64_t n_blocks = 0, block_size = 0, panel_size = 0, n_heads = 0, dim = 0;  // n_heads: stored heads
+
+    int64_t width() const { return up(dim, rotated(v.codec) ? 32 : 16); }       // of an output that is not finished
+    int64_t slot_bytes() const { return k.row_bytes(dim) + v.row_bytes(dim); }  // in one slot of one head
+    // The offset of a block's slot, for heads from 0 on.
+    int64_t offset(const Strides& st, int64_t block, int64_t slot) const {
+        return block * st.block + slot / panel_size * st.panel + slot % panel_size * st.slot;
+    }
 };
 
 struct TableView {
@@ -37,21 +55,26 @@ struct TableView {
     int64_t n_seqs = 0, max_blocks = 0, tokens = 0;
 };
 
-// What a query sees: positions up to its own. A window hides those before window_start(q), except
-// pinned ones.
+struct Seen {  // positions: [0, pinned) and [begin, end), where pinned <= begin
+    int64_t pinned, begin, end;
+
+    bool any(int64_t from, int64_t to) const { return from < pinned || (begin < to && from < end); }
+};
+
+// A query sees positions up to its own. A window hides those before its start, except pinned ones.
 struct SpecView {
     int64_t n_heads = 0, n_kv_heads = 0, window = -1, pinned = 0;  // window -1: none
 
-    int64_t window_start(int64_t q) const { return q - window + 1; }  // only where there is a window
-    int64_t first_visible(int64_t q) const {                          // apart from pinned positions
-        return window < 0 || window_start(q) < 0 ? 0 : window_start(q);
+    // What some query of [first, last] sees. Everything else about visibility follows from this.
+    Seen seen(int64_t first, int64_t last) const {
+        const int64_t begin = window < 0 || first - window + 1 < 0 ? 0 : first - window + 1;
+        return {pinned < begin ? pinned : begin, begin, last + 1};
     }
     static uint32_t below(int64_t n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1u; }
     // The 32 positions from `pos` as bits: 1 where some query of [first, last] sees the position.
     uint32_t visible32(int64_t first, int64_t last, int64_t pos) const {
-        uint32_t seen = below(last + 1 - pos);
-        if (window >= 0) seen &= ~below(window_start(first) - pos) | below(pinned - pos);
-        return seen;
+        const Seen s = seen(first, last);
+        return below(s.end - pos) & (~below(s.begin - pos) | below(s.pinned - pos));
     }
     uint32_t visible32(int64_t q, int64_t pos) const { return visible32(q, q, pos); }
 };

@@ -19,15 +19,14 @@ from kvarn.lasting.collection import Collection
 from kvarn.llm import LLM
 from kvarn.server.access import Access, Caller
 from kvarn.server.bodies import BODY_SECONDS, Bodies
-from kvarn.server.cache_map import residency
 from kvarn.server.call import Answer, Generation
 from kvarn.server.diagnostics import compare
 from kvarn.server.explaining import Explaining
 from kvarn.server.faults import fault
 from kvarn.server.fingerprint import fingerprint_of
 from kvarn.server.ignored import Ignored
+from kvarn.server.inspection import Inspection
 from kvarn.server.metrics import Metrics
-from kvarn.server.openapi import document, overview
 from kvarn.server.origin import OriginCheck, Sites
 from kvarn.server.outlines import Outline, outline_of
 from kvarn.server.page import Page
@@ -35,7 +34,6 @@ from kvarn.server.parse import Call, detokenize_call, tokenize_call
 from kvarn.server.planning import Planning
 from kvarn.server.prompts import Prompts
 from kvarn.server.protocols import PROTOCOLS
-from kvarn.server.protocols.anthropic.models import asks_for_anthropic, model_info, model_page
 from kvarn.server.protocols.base import Reply, Setting
 from kvarn.server.protocols.kept.endpoints import shared_tokens
 from kvarn.server.protocols.responses.store import Responses
@@ -95,13 +93,12 @@ class Service:
         self._sites = sites or Sites()
         self.responses = Responses()
         self.records = Records()
-        self._planning = planning or Planning(llm)
         self.prompts = Prompts(llm)
         self._structures = Structures(lambda: llm.runner.compiler)
-        self._openapi = document(page)
         self._strict_model = strict_model
         self.fingerprint = fingerprint_of(llm)
         self.started = int(time.time())
+        self.inspection = Inspection(self, metrics, planning or Planning(llm), page)
         self._page = Page(self) if page else None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -126,20 +123,7 @@ class Service:
             self.log.stored(done)
 
     def app(self) -> ASGIApp:
-        get: dict[str, Endpoint] = {
-            "/": self.root,
-            "/v1": self.root,
-            "/v1/models": self.models,
-            "/v1/models/{id:path}": self.model,
-            "/health": self.health,
-            "/ready": self.ready,
-            "/metrics": self.metrics,
-            "/openapi.json": self.openapi,
-            "/kvarn/cache": self.cache,
-            "/kvarn/plan": self.planned,
-            "/kvarn/requests": self.requests,
-            "/kvarn/requests/{id:path}": self.request,
-        }
+        get = dict(self.inspection.endpoints)
         post: dict[str, Endpoint] = {
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
@@ -330,60 +314,6 @@ class Service:
         self.check_model(body.get("model"))
         return self.prompts.text([int(token) for token in body["tokens"]])
 
-    # -- inspection ----------------------------------------------------------------------------------------------
-
-    async def root(self, request: Request) -> Response:
-        return JSONResponse(overview(self._page is not None))
-
-    async def models(self, request: Request) -> Response:
-        self.caller(request)
-        if asks_for_anthropic(request):
-            return JSONResponse(model_page(self._model_info()))
-        # Codex reads `models`: its own facts about models, of which there are none.
-        return JSONResponse({"object": "list", "data": [self._model()], "models": []})
-
-    async def model(self, request: Request) -> Response:
-        self.caller(request)
-        if request.path_params["id"].removesuffix("/") != self.name:
-            raise self._no_such_model()
-        return JSONResponse(self._model_info() if asks_for_anthropic(request) else self._model())
-
-    async def health(self, request: Request) -> Response:
-        if not self.worker.alive:
-            raise Refusal(503, "the engine has failed: restart the server")
-        return JSONResponse({"status": "ok"})
-
-    async def ready(self, request: Request) -> Response:
-        if self.draining or not self.worker.alive:
-            raise Refusal(503, "the server is stopping" if self.draining else "the engine has failed")
-        return JSONResponse({"status": "ready"})
-
-    async def metrics(self, request: Request) -> Response:
-        page, content_type = self._metrics.page(request.headers.get("accept", ""))
-        return Response(page, headers={"Content-Type": content_type, "Vary": "Accept"})
-
-    async def openapi(self, request: Request) -> Response:
-        return JSONResponse(self._openapi)
-
-    async def cache(self, request: Request) -> Response:
-        self.caller(request)
-        return JSONResponse(residency(self.llm.cache))
-
-    async def planned(self, request: Request) -> Response:
-        self.caller(request)
-        return JSONResponse(await asyncio.to_thread(self._planning.facts))
-
-    async def requests(self, request: Request) -> Response:
-        caller = self.caller(request)
-        return JSONResponse({"object": "list", "data": self.records.recent(caller.owner)})
-
-    async def request(self, request: Request) -> Response:
-        caller, id = self.caller(request), request.path_params["id"]
-        explanation = self.records.get(id, caller.owner)
-        if explanation is None:
-            raise Refusal(404, "this key made no such request, or it is too long ago", "id")
-        return JSONResponse(explanation)
-
     # -- inside --------------------------------------------------------------------------------------------------
 
     def caller(self, request: Request) -> Caller:
@@ -393,17 +323,10 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         if self._strict_model and name is not None and name != self.name:
-            raise self._no_such_model()
+            raise self.no_such_model()
 
-    def _no_such_model(self) -> Refusal:
+    def no_such_model(self) -> Refusal:
         return Refusal(404, f"this server has the model {self.name}, no other", "model", "model_not_found")
-
-    def _model(self) -> dict[str, Any]:
-        facts = {"created": self.started, "owned_by": "kvarn", "max_model_len": self.llm.cache.longest}
-        return {"id": self.name, "object": "model", **facts}
-
-    def _model_info(self) -> dict[str, Any]:
-        return model_info(self.name, self.started, self.llm.cache.longest)
 
     def _retry_after(self) -> int:
         """Estimated seconds until the queue has room, from the mean time of past requests."""

@@ -46,8 +46,9 @@ class Cpu:
 
     def check(self, plan: Plan) -> None:
         """Refuse a cache that the kernels do not have."""
-        if plan.codec.name not in native.Codec.__members__:
-            raise KvarnError(f"the cpu backend has no {plan.codec.name} cells: use --backend reference")
+        for codec in (plan.codec.k, plan.codec.v):
+            if codec.name not in native.Codec.__members__:
+                raise KvarnError(f"the cpu backend has no {codec.name} cells: use --backend reference")
         for group in plan.groups:
             spec = group.config.spec
             if spec.k_dim != spec.v_dim:

@@ -20,6 +20,7 @@ from kvarn.graph import kinds
 from kvarn.graph.kinds import Kind
 from kvarn.graph.ops import Rope
 from kvarn.graph.record import Value
+from kvarn.models.centre import centre_vector
 from kvarn.models.rope import frequencies, magnitude
 
 
@@ -146,10 +147,13 @@ class _Emitter:
     def _attention(self, kind: kinds.Attention) -> None:
         q_norm, k_norm = (None if norm is None else self.weights.vectors[norm] for norm in (kind.q_norm, kind.k_norm))
         rope = -1 if kind.rope is None else self._rope_table(kind.rope)
+        centre = None
+        if kind.centre is not None:
+            centre = centre_vector(kind.centre, self.weights.vectors[kind.centre.bias], kind.heads.n_kv_heads)
         out = self._buffer(kind.out)  # before q, k and v are released: threads read them while others write
         q, k, v = (self._read(x) for x in (kind.q, kind.k, kind.v))
         name, layer, scale, eps = f"attention {kind.layer}", kind.layer, kind.scale, self.eps
-        self.program.attention(name, layer, q, k, v, out, scale, rope, kind.heads, q_norm, k_norm, eps)
+        self.program.attention(name, layer, q, k, v, out, scale, rope, kind.heads, q_norm, k_norm, centre, eps)
         self.attended[kind.out] = kind.layer
 
     def _rope_table(self, rope: Rope) -> int:

@@ -18,8 +18,8 @@ class CpuMemory:
         self.view = native.CacheView()
         for table, group in zip(host.tables, host.plan.groups, strict=True):
             _add_group(self.view, table, group.config.spec)
-        for store, group_index in zip(host.stores, host.group_of, strict=True):
-            _add_layer(self.view, store, group_index)
+        for store, index in zip(host.stores, host.group_of, strict=True):
+            _add_layer(self.view, store, host.plan.groups[index].config.spec.k_dim, index)
 
     @property
     def counters(self) -> Counters:
@@ -65,7 +65,7 @@ class CpuKernels:
 def _view(store: Store, table: Table, spec: LayerSpec) -> native.CacheView:
     view = native.CacheView()
     _add_group(view, table, spec)
-    _add_layer(view, store, 0)
+    _add_layer(view, store, spec.k_dim, 0)
     view.set_cells(0, np.ascontiguousarray(table.cells))
     return view
 
@@ -76,5 +76,6 @@ def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
     view.add_group(*tables, spec.n_heads, spec.n_kv_heads, window, spec.pinned)
 
 
-def _add_layer(view: native.CacheView, store: Store, group: int) -> None:
-    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, native.Codec[store.codec.name], group)
+def _add_layer(view: native.CacheView, store: Store, dim: int, group: int) -> None:
+    k, v = (native.Codec[codec.name] for codec in (store.codec.k, store.codec.v))
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, k, v, dim, group)

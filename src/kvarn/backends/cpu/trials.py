@@ -126,7 +126,7 @@ def _attentions(pool: native.Pool, spec: LayerSpec, layers: int) -> native.Progr
         program.embed("embed", _matrix("F32", 16, width), buffer, 1.0)
     shape = spec.n_heads, spec.n_kv_heads, spec.k_dim
     for layer in range(layers):
-        program.attention("attention", layer, q, k, v, out, 1.0, -1, shape, None, None, 0.0)
+        program.attention("attention", layer, q, k, v, out, 1.0, -1, shape, None, None, None, 0.0)
     return _with_logits(program, q, out, widths[0])
 
 

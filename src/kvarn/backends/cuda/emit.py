@@ -31,8 +31,9 @@ from kvarn.cache.spec import ceil_div
 from kvarn.errors import KvarnError
 from kvarn.graph import kinds
 from kvarn.graph.kinds import Kind
-from kvarn.graph.ops import Rope
+from kvarn.graph.ops import Centre, Rope
 from kvarn.graph.record import Value
+from kvarn.models.centre import centre_vector
 from kvarn.models.rope import frequencies, magnitude
 
 ALIGNED = 4  # numbers: kernels are compiled for addresses that are multiples of 16 bytes
@@ -296,13 +297,15 @@ class _Emitter:
         qkv = [self._read(x) for x in (kind.q, kind.k, kind.v)]
         self._leave(queries)
         norms = tuple(0 if norm is None else self.weights.vector(norm) for norm in (kind.q_norm, kind.k_norm))
+        centre = 0 if kind.centre is None else self._centre(kind.centre, kind.heads.n_kv_heads)
         tables = None if kind.rope is None else self._angles(kind.rope)
         half = 0 if kind.rope is None else kind.rope.dim // 2
         heads, layer, eps, scale = kind.heads, kind.layer, self.eps, kind.scale
 
         def store(memory: CudaMemory, frame: Frame) -> None:
             rope = (0, 0, 0) if tables is None else (tables[0].address, tables[1].address, half)
-            memory.store(layer, frame, (heads[0], heads[1]), qkv, (norms[0], norms[1]), rope, eps, queries.address)
+            vectors = norms[0], norms[1], centre
+            memory.store(layer, frame, (heads[0], heads[1]), qkv, vectors, rope, eps, queries.address)
 
         def prefill(memory: CudaMemory, frame: Frame) -> None:
             memory.prefill(layer, frame, queries.address, out, scale)
@@ -313,6 +316,13 @@ class _Emitter:
         self.operations.append(Operation(f"store {layer}", store))
         self.operations.append(Operation(f"prefill {layer}", prefill, "prefill"))
         self.operations.append(Operation(f"decode {layer}", decode, "decode"))
+
+    def _centre(self, centre: Centre, heads: int) -> int:
+        vector = centre_vector(centre, self.weights.tensor(centre.bias), heads)
+        memory = Allocation(self.driver, vector.nbytes)
+        self.driver.upload(memory.address, vector)
+        self.kept.append(memory)
+        return memory.address
 
     def _angles(self, rope: Rope) -> tuple[Rows, Rows]:
         """Cosines and sines of the step's tokens, computed once per step."""

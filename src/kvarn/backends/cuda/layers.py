@@ -14,6 +14,7 @@ from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Step
 from kvarn.errors import BadStep, UnknownLayer
 
+NO_NORMS = (0, 0, 0)
 NO_ROPE = (0, 0, 0)
 
 
@@ -35,7 +36,7 @@ class CudaLayers:
         check_rows("v", v, (frame.n_tokens, spec.n_kv_heads, spec.v_dim))
         keys, values = self._upload(k), self._upload(v)
         views = (_view(keys, k), _view(keys, k), _view(values, v))  # there are no queries
-        self._memory.store(layer, frame, (0, spec.n_kv_heads), views, (0, 0), NO_ROPE, 0.0, 0)
+        self._memory.store(layer, frame, (0, spec.n_kv_heads), views, NO_NORMS, NO_ROPE, 0.0, 0)
         self._memory.driver.synchronize()
         group = self._memory.plan.groups[self._memory.group_of[layer]]
         self.counters.written += frame.n_tokens * group.bytes_per_token // len(group.layers)
@@ -45,7 +46,7 @@ class CudaLayers:
         check_rows("q", q, (frame.n_tokens, spec.n_heads, spec.k_dim))
         scale = spec.k_dim**-0.5 if scale is None else scale
         given, queries = self._upload(q), Allocation(memory.driver, q.nbytes)
-        memory.store(layer, frame, (spec.n_heads, 0), (_view(given, q),) * 3, (0, 0), NO_ROPE, 0.0, queries.address)
+        memory.store(layer, frame, (spec.n_heads, 0), (_view(given, q),) * 3, NO_NORMS, NO_ROPE, 0.0, queries.address)
         out = np.zeros((*q.shape[:2], spec.v_dim), np.float32)
         results = self._upload(out)
         rows = _view(results, out).rows

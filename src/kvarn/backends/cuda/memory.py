@@ -83,12 +83,12 @@ class CudaMemory:
         frame: Frame,
         heads: tuple[int, int],  # of q, and of k and v
         qkv: Sequence[View],
-        norms: tuple[int, int],
+        norms: tuple[int, int, int],  # of q, of k, and the centre of k
         rope: tuple[int, int, int],  # cosines, sines, pairs
         eps: float,
         q_out: int,
     ) -> None:
-        """Normalize and rotate q and k, and write k and v into the cells. Addresses of norms may be 0."""
+        """Normalize and rotate q and k, centre k, and write k and v into the cells. Addresses of norms may be 0."""
         group, offsets = self._groups[self.group_of[layer]], self.plan.offsets[layer]
         spec, arena = group.spec, self.arena.address
         cos, sin, half = rope
@@ -99,7 +99,7 @@ class CudaMemory:
             *(q_out, arena + offsets.k, arena + offsets.v),
             *(*heads, group.stored_heads // spec.n_kv_heads, spec.k_dim, half, group.block_size),
             *group.strides,
-            *(int(norms[0] != 0), int(norms[1] != 0), eps),
+            *(*(int(each != 0) for each in norms), eps),
         )
         q_programs, kv_programs = (ceil_div(n, specs.ROTATED_HEADS) for n in heads)
         grid = (frame.n_tokens, q_programs + 2 * kv_programs, 1)

@@ -254,9 +254,9 @@ CELLS = "k_block:i64 k_head:i64 k_slot:i64 v_block:i64 v_head:i64 v_slot:i64"  #
 @cache
 def rotate(codec: str) -> Kernel:
     text = (
-        "q:*fp32 k:*fp32 v:*fp32 q_stride:i32 k_stride:i32 v_stride:i32 q_norm:*fp32 k_norm:*fp32 cos:*fp32 "
-        "sin:*fp32 cells:*i32 q_out:*C k_cells:*C v_cells:*C n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 half:i32 "
-        f"block_size:i32 {CELLS} q_normed:i32 k_normed:i32 eps:fp32"
+        "q:*fp32 k:*fp32 v:*fp32 q_stride:i32 k_stride:i32 v_stride:i32 q_norm:*fp32 k_norm:*fp32 k_centre:*fp32 "
+        "cos:*fp32 sin:*fp32 cells:*i32 q_out:*C k_cells:*C v_cells:*C n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 "
+        f"half:i32 block_size:i32 {CELLS} q_normed:i32 k_normed:i32 k_centred:i32 eps:fp32"
     )
     return Kernel("rotate", _arguments(text, C=TYPES[codec]), (("HEADS", ROTATED_HEADS), ("BD", LARGEST_HEAD), EARLY))
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn import native
-from kvarn.arrays import Bytes
+from kvarn.arrays import Bytes, Floats
 from kvarn.backends.cuda import staging
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
@@ -123,6 +123,10 @@ class Weights:
             self._matrices[names] = load(names)
             self._loaded(*names)
         return self._matrices[names]
+
+    def tensor(self, name: str) -> Floats:
+        """On the host."""
+        return np.ascontiguousarray(self._checkpoint.tensor(name))
 
     def vector(self, name: str) -> int:
         return self.vectors((name, self._checkpoint.shapes[name][0]))

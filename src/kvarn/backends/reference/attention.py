@@ -6,19 +6,18 @@ kvarn.arithmetic, in order of ascending position:
 
     s = q . k * scale        m = max s        p = exp(s - m)        out = sum(p v) / sum(p)
 
-The sums leave out the keys that a row may not see, so the content of these keys has no effect. int8 K
-scales multiply s, and V scales multiply p. Everything else is f32. Non-goal: speed.
+The sums leave out the keys that a row may not see, so the content of these keys has no effect. Cells are
+decoded first; everything is f32. Non-goal: speed.
 """
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvarn.arithmetic import dots, exp, weigh
-from kvarn.arrays import Floats
+from kvarn.arrays import Cells, Floats
 from kvarn.backends.host import Store, Table
-from kvarn.backends.reference.codecs import DEFINITIONS
+from kvarn.backends.reference.codecs import DEFINITIONS, Encoded
 from kvarn.cache.spec import LayerSpec
 
 ROWS = 64  # queries per block: limits the memory for scores
@@ -71,17 +70,19 @@ class _Staged:
         assert wanted.sum() == spec.visible(np.maximum(everything, first), everything).sum(), "a visible key is missing"
         self.pos, block, slot = pos[wanted], block[wanted], slot[wanted]
         cell = (block, slot // store.panel_size, slice(None), slot % store.panel_size)
-        self.k, self.v = (self._read(store, cells, cell) for cells in (store.k, store.v))  # [head, keys, dim]
-        self.k_scale, self.v_scale = (
-            None if scales is None else self._read(store, scales, cell) for scales in (store.k_scale, store.v_scale)
-        )  # [head, keys]
+        k, v = (
+            Encoded(_read(cells, cell, store), None if scales is None else _read(scales, cell, store))
+            for cells, scales in ((store.k, store.k_scale), (store.v, store.v_scale))
+        )
+        self.k = DEFINITIONS[store.codec.k.name].decode(k, spec.k_dim)  # [head, keys, dim]
+        self.v = DEFINITIONS[store.codec.v.name].decode(v, spec.v_dim)
 
-    @staticmethod
-    def _read(store: Store, cells: NDArray[Any], cell: tuple[Any, ...]) -> Floats:
-        read = cells[cell]  # [keys, head, dim], or [keys, head] of scales
-        store.counters.read += read.nbytes
-        wide = DEFINITIONS[store.codec.name].widen(read) if read.ndim == 3 else read
-        return np.ascontiguousarray(wide.swapaxes(0, 1))
+
+def _read(cells: Cells, cell: tuple[Any, ...], store: Store) -> Cells:
+    """[head, keys, unit], or [head, keys] of scales."""
+    read = cells[cell]
+    store.counters.read += read.nbytes
+    return np.ascontiguousarray(read.swapaxes(0, 1))
 
 
 def _attend_rows(rows: Floats, first: int, keys: _Staged, spec: LayerSpec, scale: np.float32) -> Floats:
@@ -94,14 +95,10 @@ def _attend_rows(rows: Floats, first: int, keys: _Staged, spec: LayerSpec, scale
 
     with np.errstate(invalid="ignore", over="ignore"):  # a key that is not finite affects only the rows that see it
         s = dots(q.reshape(heads, group * len(rows), -1), keys.k[:, used]) * scale  # [head, group * T, keys]
-        if keys.k_scale is not None:
-            s *= keys.k_scale[:, None, used]
         s = np.where(seen, s, np.float32(-np.inf))
         m = s.max(-1, keepdims=True)  # if it is -infinity, use 0: then every p is 0
         p = exp((s - np.where(np.isneginf(m), np.float32(0), m)).astype(np.float64)).astype(np.float32)
         denominator = weigh(p, seen, np.ones((heads, p.shape[-1], 1), np.float32))
-        if keys.v_scale is not None:
-            p = p * keys.v_scale[:, None, used]
         total = weigh(p, seen, keys.v[:, used])
         result = np.divide(total, denominator, out=np.zeros_like(total), where=denominator != 0)
     return result.reshape(heads, group, len(rows), -1).transpose(2, 0, 1, 3).reshape(*rows.shape[:2], -1)

@@ -13,7 +13,8 @@ from kvarn.arithmetic import dots, exp
 from kvarn.arrays import Floats
 from kvarn.backends.host import HostMemory
 from kvarn.backends.reference import rope as rotation
-from kvarn.graph.ops import Activation, Rope
+from kvarn.graph.ops import Activation, Centre, Rope
+from kvarn.models.centre import centre_vector
 from kvarn.native import Pool
 
 
@@ -53,6 +54,9 @@ class ReferenceOps:
 
     def rope(self, x: Floats, heads: int, rope: Rope) -> Floats:
         return rotation.apply(x.reshape(len(x), heads, -1), self._memory.positions, rope).reshape(x.shape)
+
+    def centred(self, k: Floats, heads: int, centre: Centre) -> Floats:
+        return k - centre_vector(centre, self._weights[centre.bias], heads)
 
     def attention(self, layer: int, q: Floats, k: Floats, v: Floats, scale: float) -> Floats:
         spec, rows = self._memory.spec(layer), len(q)

@@ -14,7 +14,8 @@ from kvarn.cli.chat.saved import Message
 from kvarn.engine.params import UNBOUNDED, SamplingParams
 from kvarn.errors import KvarnError, PromptTooLong
 from kvarn.jobs.job import Job
-from kvarn.llm import LLM, Question
+from kvarn.jobs.question import Question
+from kvarn.llm import LLM
 
 ID = "chat"  # of the conversation's sequence in the cache; there is one
 

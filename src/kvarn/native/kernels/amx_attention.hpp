@@ -1,9 +1,9 @@
 // Scores and outputs of many query rows with AMX. The staged tiles are the same as for VDPBF16PS:
 // they already have the form of AMX's right operand. A tile has 16 rows. Rows past the last query
-// row may hold any numbers, because a row affects only its own results. Included by attention.cpp.
+// row may hold any numbers, because a row affects only its own results.
 #pragma once
 
-#include "products.hpp"
+#include "axes.hpp"
 
 #if defined(KVARN_AMX)
 

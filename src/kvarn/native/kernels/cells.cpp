@@ -2,11 +2,14 @@
 // from plain loops that the compiler vectorizes. The loops use only integer arithmetic and single
 // IEEE operations, so every instruction set gives the same bits. The NumPy definitions are in
 // backends/reference/codecs.py; tests compare the bits.
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include "../base.hpp"
 #include "../isa.hpp"
+#include "rotation.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
@@ -37,29 +40,39 @@ void encode_f16(const float* __restrict x, uint16_t* __restrict out, int64_t n) 
     }
 }
 
-void encode_int8(const float* __restrict x, int8_t* __restrict out, float* __restrict scale, int64_t rows,
-                 int64_t dim) {
+void round_int8(const float* __restrict x, int8_t* __restrict out, float* __restrict scale, int64_t n) {
     // 1.5 * 2^23: adding it rounds |t| < 2^22 to an integer, half to even.
     constexpr float kRound = 12582912.0f;
-    for (int64_t r = 0; r < rows; ++r, x += dim, out += dim) {
-        uint32_t amax = 0;  // as bits, which order like magnitudes; NaN is the largest
-        for (int64_t i = 0; i < dim; ++i) {
-            const uint32_t a = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
-            amax = a > amax ? a : amax;
-        }
-        const bool finite = amax < kInfinity;
-        const float s = finite ? std::bit_cast<float>(amax) / 127.0f : std::bit_cast<float>(0x7fc00000u);
-        scale[r] = s;
-        if (!(s > 0.0f)) {  // all zero, too small for a scale, or not finite (the scale is NaN)
-            for (int64_t i = 0; i < dim; ++i) out[i] = 0;
-            continue;
-        }
-        for (int64_t i = 0; i < dim; ++i) {
-            float t = x[i] / s;
-            t = t > 127.0f ? 127.0f : t;
-            t = t < -127.0f ? -127.0f : t;
-            out[i] = int8_t(int32_t((t + kRound) - kRound));
-        }
+    uint32_t amax = 0;  // as bits, which order like magnitudes; NaN is the largest
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t a = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+        amax = a > amax ? a : amax;
+    }
+    const float s = amax < kInfinity ? std::bit_cast<float>(amax) / 127.0f : std::bit_cast<float>(0x7fc00000u);
+    *scale = s;
+    if (!(s > 0.0f)) {  // all zero, too small for a scale, or not finite (the scale is NaN)
+        for (int64_t i = 0; i < n; ++i) out[i] = 0;
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        float t = x[i] / s;
+        t = t > 127.0f ? 127.0f : t;
+        t = t < -127.0f ? -127.0f : t;
+        out[i] = int8_t(int32_t((t + kRound) - kRound));
+    }
+}
+
+// Rows of `dim` numbers become rows of up(dim, 32) codes.
+void encode_int8(const float* x, int8_t* out, float* scale, int64_t rows, int64_t dim) {
+    const int64_t depth = up(dim, kRotated);
+    float here[256];
+    std::vector<float> more(depth > 256 ? size_t(depth) : 0);  // only the reference has heads that long
+    float* y = depth > 256 ? more.data() : here;
+    for (int64_t r = 0; r < rows; ++r, x += dim, out += depth) {
+        std::copy(x, x + dim, y);
+        std::fill(y + dim, y + depth, 0.0f);
+        rotate_blocks(y, depth);
+        round_int8(y, out, scale + r, depth);
     }
 }
 

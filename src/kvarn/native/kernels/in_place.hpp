@@ -1,22 +1,19 @@
 // Decode that reads cells in place, without staging: keys whose slots are contiguous ([dim][32]),
 // values whose dims are contiguous ([slot][dim]). The order of sums is that of staged tiles, so the
-// bits are the same. Included by attention.cpp.
+// bits are the same. In the instruction set's namespace.
 #pragma once
 
-#include "products.hpp"
+#include "stage.hpp"
 
 namespace kvarn::KVARN_ISA {
 namespace {
 
-template <Math C>
+template <typename K>
 bool keys_in_place(const StoreView& s, const Tile& t) {
-    return s.ks.slot == 1 && s.dim % 2 == 0 && t.k[0] && t.k[1] == t.k[0] + 16 * cell_bytes(codec(C));
+    return s.k.strides.slot == 1 && s.dim % 2 == 0 && t.k.half[0] && t.k.half[1] == t.k.half[0] + 16 * K::bytes;
 }
 
-template <Math C>
-bool values_readable(const StoreView& s) {
-    return s.vs.dim == 1 && s.dim % kLanes == 0;
-}
+inline bool values_readable(const StoreView& s) { return s.v.strides.dim == 1 && s.dim % kLanes == 0; }
 
 // Software prefetch of cells, only on machines with AMX: it makes attention a fifth faster there.
 // On Zen 4 it costs 20 % of a step: its hardware prefetcher is better (docs/journal.md).
@@ -26,12 +23,12 @@ inline void prefetch_cells([[maybe_unused]] const uint8_t* p) {
 #endif
 }
 
-template <Math C>
-constexpr bool kDotInPlace = kDotUnit && codec(C) == Codec::BF16 && !tiled(C);
+template <typename A>
+constexpr bool kDotInPlace = kDotUnit && A::codec == Codec::BF16 && !A::tiled;
 
-template <Math C>
+template <typename A>
 inline F a_number(const void* a, int64_t i) {  // number i of q or p, in all lanes
-    if constexpr (pairs(C)) return set1(widen_bf16(static_cast<const uint16_t*>(a)[i]));
+    if constexpr (A::pairs) return set1(widen_bf16(static_cast<const uint16_t*>(a)[i]));
     return set1(static_cast<const float*>(a)[i]);
 }
 
@@ -45,14 +42,14 @@ inline void store_unpacked(float* out, F a, F b) {
 }
 #endif
 
-template <Math C, int G>
+template <typename A, int G>
 inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const uint8_t* q, int64_t depth, float* s,
                             const uint8_t* next_cells) {
     F acc[G][2];
     for (int r = 0; r < G; ++r) acc[r][0] = acc[r][1] = zero();
-    const auto row = [&](int64_t r) { return q + r * depth * a_bytes<C>(); };
+    const auto row = [&](int64_t r) { return q + r * depth * A::number_bytes; };
 #if defined(__AVX512BF16__)
-    if constexpr (kDotInPlace<C>) {
+    if constexpr (kDotInPlace<A>) {
         const auto* p = reinterpret_cast<const uint16_t*>(k);
         for (int64_t d = 0; d < dim; d += 2) {
             prefetch_cells(next_cells + d * kSlots * 2);
@@ -69,15 +66,15 @@ inline void scores_in_place(const uint8_t* k, int64_t stride, int64_t dim, const
         return;
     }
 #endif
-    constexpr bool kSplit = codec(C) == Codec::BF16;  // even slots in one register, odd ones in the other
-    in_turn<tiled(C)>(acc, dim, [&](F(&sums)[G][2], int64_t d) {
-        prefetch_cells(next_cells + d * kSlots * cell_bytes(codec(C)));
-        const uint8_t* p = k + d * stride * cell_bytes(codec(C));
+    constexpr bool kSplit = A::codec == Codec::BF16;  // even slots in one register, odd ones in the other
+    in_turn<A::tiled>(acc, dim, [&](F(&sums)[G][2], int64_t d) {
+        prefetch_cells(next_cells + d * kSlots * A::bytes);
+        const uint8_t* p = k + d * stride * A::bytes;
         const auto* halves = reinterpret_cast<const uint16_t*>(p);
-        const F b0 = kSplit ? even_bf16(halves) : load_cells<C>(p);
-        const F b1 = kSplit ? odd_bf16(halves) : load_cells<C>(p + 16 * cell_bytes(codec(C)));
+        const F b0 = kSplit ? even_bf16(halves) : load_cells<A>(p);
+        const F b1 = kSplit ? odd_bf16(halves) : load_cells<A>(p + 16 * A::bytes);
         for (int r = 0; r < G; ++r) {
-            const F x = a_number<C>(row(r), d);
+            const F x = a_number<A>(row(r), d);
             sums[r][0] = fma(b0, x, sums[r][0]);
             sums[r][1] = fma(b1, x, sums[r][1]);
         }
@@ -101,11 +98,13 @@ inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
     for (; r < end; ++r) fn.template operator()<1>(r);
 }
 
-template <Math C>
-void decode_scores(const StoreView& st, const Tile& t, const Scratch& x, int64_t first, int64_t rows, int64_t depth,
-                   int64_t column, const uint8_t* next_cells) {
+// Scores of rows [first, first + rows) of q with one tile, into column `column` of x.s.
+template <typename A>
+void score_in_place(const StoreView& st, const Tile& t, const Scratch& x, int64_t first, int64_t rows, int64_t column,
+                    const uint8_t* next_cells) {
+    const int64_t depth = A::depth(st.dim);
     by_rows(first, rows, [&]<int G>(int64_t r) {
-        scores_in_place<C, G>(t.k[0], st.ks.dim, st.dim, x.q + r * depth * a_bytes<C>(), depth,
+        scores_in_place<A, G>(t.k.half[0], st.k.strides.dim, st.dim, x.q + r * depth * A::number_bytes, depth,
                               x.s + r * kChunk + column, next_cells);
     });
 }
@@ -117,21 +116,21 @@ struct ValueTile {  // 32 slots of values, in two halves
 
 // Whether a load of 32 dims gives two registers of 16 interleaved dims. `in_order` undoes that at
 // the end.
-template <Math C, int N>
-constexpr bool kInterleaved = codec(C) == Codec::BF16 && N % 2 == 0;
+template <typename A, int N>
+constexpr bool kInterleaved = A::codec == Codec::BF16 && N % 2 == 0;
 
 // Adds one tile to the sums of G rows, for N * 16 dims from `d` on. p has kChunk numbers a row.
-template <Math C, int G, int N>
+template <typename A, int G, int N>
 inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, float* sums, int64_t width,
                             const uint8_t* next_cells) {
-    constexpr int64_t kBytes = cell_bytes(codec(C));
+    constexpr int64_t kBytes = A::bytes;
     F acc[G][N];
     for (int r = 0; r < G; ++r)
         for (int i = 0; i < N; ++i) acc[r][i] = load(sums + r * width + d + i * kLanes);
-    const auto row = [&](int64_t r) { return p + r * kChunk * a_bytes<C>(); };
+    const auto row = [&](int64_t r) { return p + r * kChunk * A::number_bytes; };
     next_cells += d * kSlots * kBytes;
     const auto cells_of = [&](int64_t s) { return tile.half[s / 16] + (s % 16) * tile.stride + d * kBytes; };
-    if constexpr (kDotInPlace<C> && kInterleaved<C, N>) {
+    if constexpr (kDotInPlace<A> && kInterleaved<A, N>) {
 #if defined(__AVX512BF16__)
         for (int64_t s = 0; s < kSlots; s += 2) {
             for (int i = 0; i < N; ++i) prefetch_cells(next_cells + (s * N + 2 * i) * kLanes * kBytes);
@@ -149,20 +148,20 @@ inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, 
         }
 #endif
     } else {
-        in_turn<tiled(C)>(acc, kSlots, [&](F(&chain)[G][N], int64_t s) {
+        in_turn<A::tiled>(acc, kSlots, [&](F(&chain)[G][N], int64_t s) {
             const uint8_t* cells = cells_of(s);
             for (int i = 0; i < N; i += 2) prefetch_cells(next_cells + (s * N + i) * kLanes * kBytes);
             F b[N];
-            if constexpr (kInterleaved<C, N>) {
+            if constexpr (kInterleaved<A, N>) {
                 for (int i = 0; i < N; i += 2) {
                     b[i] = even_bf16(reinterpret_cast<const uint16_t*>(cells) + i * kLanes);
                     b[i + 1] = odd_bf16(reinterpret_cast<const uint16_t*>(cells) + i * kLanes);
                 }
             } else {
-                for (int i = 0; i < N; ++i) b[i] = load_cells<C>(cells + i * kLanes * kBytes);
+                for (int i = 0; i < N; ++i) b[i] = load_cells<A>(cells + i * kLanes * kBytes);
             }
             for (int r = 0; r < G; ++r) {
-                const F x = a_number<C>(row(r), s);
+                const F x = a_number<A>(row(r), s);
                 for (int i = 0; i < N; ++i) chain[r][i] = fma(b[i], x, chain[r][i]);
             }
         });
@@ -182,38 +181,38 @@ inline void by_dims(int64_t dim, Fn&& fn) {
     for (; d < dim; d += kLanes) fn.template operator()<1>(d);
 }
 
-template <Math C>
-void decode_values(const AttentionArgs& a, const Tile& t, uint32_t seen, int64_t index, const Scratch& x, int64_t first,
-                   int64_t rows, int64_t width, const uint8_t* next_cells) {
-    constexpr int64_t kBytes = cell_bytes(codec(C));
-    const int64_t step = a.store.vs.slot * kBytes, row = a.store.dim * kBytes;
-    ValueTile v{{t.v[0], t.v[1]}, step};
+// Adds the values of tile `index` to the outputs x.part of rows [first, first + rows).
+template <typename A>
+void add_in_place(const StoreView& st, const Tile& t, uint32_t seen, int64_t index, const Scratch& x, int64_t first,
+                  int64_t rows, const uint8_t* next_cells) {
+    const int64_t step = st.v.strides.slot * A::bytes, row = st.dim * A::bytes, width = up(st.dim, 16);
+    ValueTile v{{t.v.half[0], t.v.half[1]}, step};
     if (seen != ~0u) {  // a tile at the edge: copy it, with zeros for slots that are not visible
         for (int64_t s = 0; s < kSlots; ++s) {
             if ((seen >> s) & 1u)
-                memcpy(x.v + s * row, t.v[s / 16] + (s % 16) * step, size_t(row));
+                memcpy(x.v + s * row, t.v.half[s / 16] + (s % 16) * step, size_t(row));
             else
                 memset(x.v + s * row, 0, size_t(row));
         }
         v = {{x.v, x.v + 16 * row}, row};
     }
     by_rows(first, rows, [&]<int G>(int64_t r) {
-        const uint8_t* p = x.p + (r * kChunk + index * kSlots) * a_bytes<C>();
-        by_dims(a.store.dim,
-                [&]<int N>(int64_t d) { values_in_place<C, G, N>(v, d, p, x.part + r * width, width, next_cells); });
+        const uint8_t* p = x.p + (r * kChunk + index * kSlots) * A::number_bytes;
+        by_dims(st.dim,
+                [&]<int N>(int64_t d) { values_in_place<A, G, N>(v, d, p, x.part + r * width, width, next_cells); });
     });
 }
 
 // Copies the sums of values_in_place with their dims in order.
-template <Math C>
+template <typename A>
 void in_order(const float* sums, int64_t dim, float* out) {
     by_dims(dim, [&]<int N>(int64_t d) {
         for (int i = 0; i < N; ++i) {
-            if constexpr (!kInterleaved<C, N>) {
+            if constexpr (!kInterleaved<A, N>) {
                 store(out + d + i * kLanes, load(sums + d + i * kLanes));
             } else if (i % 2 == 0) {
                 const F a = load(sums + d + i * kLanes), b = load(sums + d + (i + 1) * kLanes);
-                if constexpr (kDotInPlace<C>) {
+                if constexpr (kDotInPlace<A>) {
 #if defined(__AVX512BF16__)
                     store_unpacked(out + d + i * kLanes, a, b);
 #endif

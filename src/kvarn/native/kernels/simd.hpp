@@ -11,13 +11,22 @@
 //   zip_low zip_high              lanes 0..15 and 16..31 of e and o interleaved
 //   reduce_add reduce_max         across lanes, always the same tree: lanes 8 apart, then 4, 2, 1
 //   largest_bits                  largest magnitude as bits, which order like numbers; NaN is largest
-//   store_i8                      saturates; returns the sum
+//   store_i8 store_u8             saturate; store_i8 returns the sum
+//   butterfly<h>                  lanes i and i + h become their sum and their difference
+//   set_word load_words store_words         words of four bytes; key_words loads keys for add_keys
+//   first_key_sum add_keys        sums of four products of int8 per lane, from first_key_sum on
+//   add_values                    the same of unsigned and signed bytes
+//   quads low_dims high_dims      bytes of four rows as a word per column; back to the order of columns
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "../base.hpp"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX2__)
 #define KVARN_UNROLL(n) _Pragma(KVARN_TEXT(GCC unroll n))
@@ -45,6 +54,22 @@ static inline T larger(T a, T b) {
 }
 
 static inline float widen_bf16(uint16_t x) { return bits_of<float>(uint32_t(x) << 16); }
+
+// `quads` puts dim d of 32 into word quad_place(d): fours of dims 0, 16, 4, 20, 8, 24, 12, 28, as
+// unpacking bytes in 128-bit lanes gives them.
+static constexpr int quad_place(int d) { return (d < 16 ? d / 4 * 2 : (d - 16) / 4 * 2 + 1) * 4 + d % 4; }
+
+#if defined(__AVX2__)
+// 32 bytes of four rows: out[j] has dims 4j to 4j + 3 and 16 + 4j to 16 + 4j + 3, a word per dim.
+static inline void interleave(const uint8_t* rows, int64_t stride, __m256i (&out)[4]) {
+    __m256i x[4];
+    for (int i = 0; i < 4; ++i) x[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * stride));
+    const __m256i a = _mm256_unpacklo_epi8(x[0], x[1]), b = _mm256_unpackhi_epi8(x[0], x[1]);
+    const __m256i c = _mm256_unpacklo_epi8(x[2], x[3]), d = _mm256_unpackhi_epi8(x[2], x[3]);
+    out[0] = _mm256_unpacklo_epi16(a, c), out[1] = _mm256_unpackhi_epi16(a, c);
+    out[2] = _mm256_unpacklo_epi16(b, d), out[3] = _mm256_unpackhi_epi16(b, d);
+}
+#endif
 
 }  // namespace kvarn::KVARN_ISA
 

@@ -97,4 +97,69 @@ static inline __m256i magnitudes(F x, F y) {
 static inline __m256 half_low(F x) { return x.a; }
 static inline __m256 half_high(F x) { return x.b; }
 
+template <int H>
+static inline __m256 butterfly_half(__m256 x) {
+    __m256 other;
+    if constexpr (H <= 2)
+        other = _mm256_permute_ps(x, H == 1 ? 0xb1 : 0x4e);
+    else
+        other = _mm256_permute2f128_ps(x, x, 1);
+    constexpr int kUpper = H == 1 ? 0xaa : H == 2 ? 0xcc : 0xf0;
+    return _mm256_blend_ps(_mm256_add_ps(x, other), _mm256_sub_ps(other, x), kUpper);
+}
+template <int H>
+static inline F butterfly(F x) {
+    if constexpr (H == 8) return {_mm256_add_ps(x.a, x.b), _mm256_sub_ps(x.a, x.b)};
+    return {butterfly_half<H>(x.a), butterfly_half<H>(x.b)};
+}
+
+// -- words of four bytes
+
+constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 2;
+
+static inline I zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline I set_word(const void* p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)};
+}
+static inline I load_words(const void* p) { return {load_256(p), load_256(static_cast<const __m256i*>(p) + 1)}; }
+static inline void store_words(void* p, I x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.b);
+}
+static inline I first_key_sum(int32_t) { return zero_words(); }
+static inline I key_words(const void* p) { return load_words(p); }
+// |k| times q with the sign of k: two products of at most 127 * 127 fit 16 bits.
+static inline __m256i add_keys_half(__m256i sum, __m256i k, __m256i q) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline I add_keys(I sum, I k, I q) { return {add_keys_half(sum.a, k.a, q.a), add_keys_half(sum.b, k.b, q.b)}; }
+// 255 * 127 twice does not fit 16 bits, so bytes are widened: even ones and odd ones.
+static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
+    const __m256i p_even = _mm256_and_si256(p, _mm256_set1_epi16(0xff)), p_odd = _mm256_srli_epi16(p, 8);
+    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, p_even), _mm256_madd_epi16(odd, p_odd)));
+}
+static inline I add_values(I sum, I p, I v) {
+    return {add_values_half(sum.a, p.a, v.a), add_values_half(sum.b, p.b, v.b)};
+}
+static inline void quads(const uint8_t* rows, int64_t stride, I& a, I& b) {
+    __m256i x[4];
+    interleave(rows, stride, x);
+    a = {x[0], x[1]}, b = {x[2], x[3]};
+}
+static inline F low_dims(F a, F b) {
+    return {_mm256_permute2f128_ps(a.a, a.b, 0x20), _mm256_permute2f128_ps(b.a, b.b, 0x20)};
+}
+static inline F high_dims(F a, F b) {
+    return {_mm256_permute2f128_ps(a.a, a.b, 0x31), _mm256_permute2f128_ps(b.a, b.b, 0x31)};
+}
+static inline void store_u8(uint8_t* p, I x) {
+    const __m256i w = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xd8);
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
 }  // namespace kvarn::KVARN_ISA

@@ -83,4 +83,46 @@ static inline __m256i magnitudes(F x, F y) {  // bits without sign; 32 lanes red
 static inline __m256 half_low(F x) { return _mm512_castps512_ps256(x.v); }
 static inline __m256 half_high(F x) { return _mm512_extractf32x8_ps(x.v, 1); }
 
+template <int H>
+static inline F butterfly(F x) {
+    constexpr Mask kUpper = H == 1 ? 0xaaaa : H == 2 ? 0xcccc : H == 4 ? 0xf0f0 : 0xff00;
+    __m512 other;
+    if constexpr (H <= 2)
+        other = _mm512_permute_ps(x.v, H == 1 ? 0xb1 : 0x4e);
+    else
+        other = _mm512_shuffle_f32x4(x.v, x.v, H == 4 ? 0xb1 : 0x4e);
+    return {_mm512_mask_sub_ps(_mm512_add_ps(x.v, other), kUpper, other, x.v)};
+}
+
+// -- words of four bytes
+
+constexpr int kIntHalves = 2, kIntScoreRows = 10, kIntValueRows = 6;
+
+static inline I zero_words() { return {_mm512_setzero_si512()}; }
+static inline I set_word(const void* p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return {_mm512_set1_epi32(word)};
+}
+static inline I load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline void store_words(void* p, I x) { _mm512_storeu_si512(p, x.v); }
+// vpdpbusd wants one unsigned operand: k + 128. The first sum takes 128 times the query's codes away.
+static inline I first_key_sum(int32_t query_sum) { return {_mm512_set1_epi32(-128 * query_sum)}; }
+static inline I key_words(const void* p) {
+    return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0x80808080u)))};
+}
+static inline I add_keys(I sum, I k, I q) { return {_mm512_dpbusd_epi32(sum.v, k.v, q.v)}; }
+static inline I add_values(I sum, I p, I v) { return {_mm512_dpbusd_epi32(sum.v, p.v, v.v)}; }
+static inline void quads(const uint8_t* rows, int64_t stride, I& a, I& b) {
+    __m256i x[4];
+    interleave(rows, stride, x);
+    a.v = _mm512_inserti64x4(_mm512_castsi256_si512(x[0]), x[1], 1);
+    b.v = _mm512_inserti64x4(_mm512_castsi256_si512(x[2]), x[3], 1);
+}
+static inline F low_dims(F a, F b) { return {_mm512_shuffle_f32x4(a.v, b.v, 0x88)}; }
+static inline F high_dims(F a, F b) { return {_mm512_shuffle_f32x4(a.v, b.v, 0xdd)}; }
+static inline void store_u8(uint8_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(x.v));
+}
+
 }  // namespace kvarn::KVARN_ISA

@@ -100,4 +100,59 @@ static inline int32_t store_i8(int8_t* p, I x) {
     return sum;
 }
 
+template <int H>
+static inline F butterfly(F x) {
+    F r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = i & H ? x.v[i ^ H] - x.v[i] : x.v[i] + x.v[i ^ H];
+    return r;
+}
+
+// -- words of four bytes
+
+constexpr int kIntHalves = 1, kIntScoreRows = 1, kIntValueRows = 1;
+
+static inline I zero_words() { return {}; }
+static inline I set_word(const void* p) {
+    I r;
+    for (int i = 0; i < kLanes; ++i) memcpy(&r.v[i], p, 4);
+    return r;
+}
+static inline I load_words(const void* p) {
+    I r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+static inline void store_words(void* p, I x) { memcpy(p, x.v, sizeof x.v); }
+static inline I first_key_sum(int32_t) { return {}; }
+static inline I key_words(const void* p) { return load_words(p); }
+template <typename A>
+static inline I add_bytes(I sum, I a, I b) {  // a has bytes of type A, b signed ones
+    for (int i = 0; i < kLanes; ++i)
+        for (int j = 0; j < 32; j += 8)
+            sum.v[i] += int32_t(A(uint32_t(a.v[i]) >> j)) * int32_t(int8_t(uint32_t(b.v[i]) >> j));
+    return sum;
+}
+static inline I add_keys(I sum, I k, I q) { return add_bytes<int8_t>(sum, k, q); }
+static inline I add_values(I sum, I p, I v) { return add_bytes<uint8_t>(sum, p, v); }
+static inline void quads(const uint8_t* rows, int64_t stride, I& a, I& b) {
+    uint8_t words[2 * kLanes][4];
+    for (int d = 0; d < 2 * kLanes; ++d)
+        for (int s = 0; s < 4; ++s) words[quad_place(d)][s] = rows[s * stride + d];
+    memcpy(a.v, words, sizeof a.v);
+    memcpy(b.v, words + kLanes, sizeof b.v);
+}
+static inline F dims_from(F a, F b, int first) {
+    F r;
+    for (int i = 0; i < kLanes; ++i) {
+        const int at = quad_place(first + i);
+        r.v[i] = at < kLanes ? a.v[at] : b.v[at - kLanes];
+    }
+    return r;
+}
+static inline F low_dims(F a, F b) { return dims_from(a, b, 0); }
+static inline F high_dims(F a, F b) { return dims_from(a, b, kLanes); }
+static inline void store_u8(uint8_t* p, I x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = uint8_t(x.v[i] > 255 ? 255 : x.v[i] < 0 ? 0 : x.v[i]);
+}
+
 }  // namespace kvarn::KVARN_ISA

@@ -61,7 +61,7 @@ class Page:
         if len(named) > MOST_TEXTS:
             raise Refusal(400, f"blocks names {len(named):,} blocks: ask for {MOST_TEXTS} at most", "blocks")
         blocks = [_number(each, "blocks", cache.plan.groups[group].config.n_blocks) for each in named]
-        found = cache.content(group, blocks, caller.salt) if caller.quotes else {}
+        found = cache.watching.content(group, blocks, caller.salt) if caller.quotes else {}
         spell = self._service.prompts.spell
         return JSONResponse({"texts": {str(block): spell(tokens) for block, tokens in found.items()}})
 

@@ -43,19 +43,19 @@ class Observer(Audience):
 
     def start(self) -> None:
         self._worker.audience = self
-        self._cache.watch()
+        self._cache.watching.start()
 
     def stop(self) -> None:
         self._worker.audience = Audience()
-        self._cache.unwatch()
+        self._cache.watching.stop()
 
     def ended(self, ticket: Ticket, request: Request) -> None:
         sample = request.samples[0]
-        leaves = self._cache.leaves(sample.tokens[: sample.furthest], request.salt)
+        leaves = self._cache.watching.leaves(sample.tokens[: sample.furthest], request.salt)
         self._ended.append(_lane(ticket, request, tuple(leaves)))
 
     def look(self) -> Observation:
-        changes = self._cache.changes()
+        changes = self._cache.watching.changes()
         ended, self._ended = self._ended, []
         return Observation(time.time(), changes.groups, [*self._lanes(changes), *ended], self._counts(changes))
 

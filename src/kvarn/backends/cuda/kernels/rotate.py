@@ -1,8 +1,8 @@
 """Queries and keys as attention takes them, and the write into the cache: HEADS heads of one token per program.
 
-q and k are normalized per head, if the model does, and rotated in pairs (i, i + half). Queries go to
-`q_out` in the type of the cells, keys and values into the token's cell. In the repeated layout a KV head
-is stored `copies` times.
+q and k are normalized per head, if the model does, and rotated in pairs (i, i + half). The centre is
+subtracted from keys, if the model has one. Queries go to `q_out` in the type of the cells, keys and
+values into the token's cell. In the repeated layout a KV head is stored `copies` times.
 """
 
 import triton
@@ -21,6 +21,7 @@ def rotate(
     v_stride,
     q_norm,
     k_norm,
+    k_centre,
     cos,
     sin,
     cells,
@@ -41,6 +42,7 @@ def rotate(
     v_slot,
     q_normed,
     k_normed,
+    k_centred,
     eps,
     HEADS: tl.constexpr,
     BD: tl.constexpr,
@@ -69,6 +71,8 @@ def rotate(
             x = _turned(
                 k + token * k_stride + head[:, None] * dim, k_norm, k_normed, cos, sin, token, d, inside, dim, half, eps
             )
+            if k_centred:
+                x -= tl.load(k_centre + head[:, None] * dim + d[None, :], mask=inside, other=0.0)
             at = k_cells + block * k_block + slot * k_slot + d[None, :]
             for i in range(copies):
                 tl.store(at + (head * copies + i)[:, None] * k_head, x.to(k_cells.dtype.element_ty), mask=inside)

@@ -33,8 +33,11 @@ function reasons(counts) {
     part.style.flexGrow = n;
     return part;
   }));
-  if (found.length) return found.map(([reason, n]) => `${reason} ${count(n)}`).join(" \u00b7 ");
-  return counts.queries ? "nothing was computed twice" : "no prompt yet";
+  return found.map(([reason, n], i) => {
+    const named = element("span", "named");
+    named.append(element("i", `swatch r${i % 5}`), `${reason} ${count(n)}`);
+    return named;
+  });
 }
 
 export function drawNumbers(model) {
@@ -48,8 +51,9 @@ export function drawNumbers(model) {
 
   const share = counts.queries ? Math.round((100 * counts.hits) / counts.queries) : null;
   byId("n-reused").textContent = share === null ? "\u2013" : `${share} %`;
-  byId("t-reused").textContent = share === null ? "no prompt yet"
-    : `${count(counts.hits)} of ${count(counts.queries)} \u00b7 ended by: ${reasons(counts)}`;
+  const ended = reasons(counts);
+  byId("t-reused").replaceChildren(
+    share === null ? "no prompt yet" : `${count(counts.hits)} of ${count(counts.queries)}${ended.length ? "; ended by" : ""} `, ...ended);
 
   const decoded = model.rates("decoded"), computed = model.rates("computed");
   byId("n-speed").textContent = `${count(Math.round(decoded.at(-1)))} decoded`;

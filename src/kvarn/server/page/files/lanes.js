@@ -78,6 +78,7 @@ export class Lanes {
     item.says.textContent = parts.join(" \u00b7 ");
     item.row.classList.toggle("preempted", lane.preempted > 0);
     item.row.classList.toggle("running", lane.finish === null);
+    if (this.open === item && item.body && lane.finish !== null) this.tell(item);
   }
 
   async toggle(item) {
@@ -93,16 +94,30 @@ export class Lanes {
     item.body = element("div", "lane-body");
     item.body.setAttribute("aria-live", "polite");
     item.row.append(item.body);
-    const { lane } = item;
-    if (lane.whose === "other") item.body.append(element("p", "quiet", "A request of another key: its numbers are shown, its text is not."));
-    else if (lane.finish === null) item.body.append(element("p", "quiet", "It is explained when it has ended."));
-    else item.body.append(await this.explained(lane));
+    item.told = false;
+    await this.tell(item);
   }
 
-  async explained(lane) {
+  // An open lane that has just ended is explained then.
+  async tell(item) {
+    const { lane, body } = item;
+    if (item.told) return;
+    if (lane.whose === "other") body.replaceChildren(element("p", "quiet", "A request of another key: its numbers are shown, its text is not."));
+    else if (lane.finish === null) body.replaceChildren(element("p", "quiet", "It is explained when it has ended."));
+    if (lane.finish === null) return;
+    item.told = true;
+    if (lane.whose !== "other") body.replaceChildren(await this.explained(lane));
+  }
+
+  // The explanation is kept a moment after the last token.
+  async explained(lane, attempts = 4) {
     try {
       return words(await this.fetchWords(lane));
     } catch (error) {
+      if (attempts > 1) {
+        await new Promise((done) => setTimeout(done, 700));
+        return this.explained(lane, attempts - 1);
+      }
       return element("p", "quiet", `There is no explanation: ${error.message}.`);
     }
   }

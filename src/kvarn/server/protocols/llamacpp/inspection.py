@@ -90,4 +90,4 @@ def _template_call(raw: bytes) -> tuple[Talk, bool]:
 
 
 async def health(service: "Service", request: Request) -> Response:
-    return await service.health(request)
+    return await service.inspection.health(request)

@@ -1,0 +1,207 @@
+// Decode: attention of one query position of a sequence, for some stored heads, over one chunk of
+// keys. Scores first, then softmax and outputs: the first phase depends on the codec of K, the second
+// on that of V. Cells are read tile by tile, and within a tile head by head, which is the order of
+// memory.
+#include "attention.hpp"
+#include "in_place.hpp"
+#include "integers.hpp"
+#include "products.hpp"
+#include "softmax.hpp"
+#include "stage.hpp"
+
+namespace kvarn::KVARN_ISA {
+namespace {
+
+constexpr int64_t kPrefetchTiles = 4;
+
+struct Job {  // what both phases of a work item read
+    const AttentionArgs& a;
+    const WorkItem& item;
+    const StoreView& s;
+    Scratch x;
+    int64_t group, rows, width;
+    Tile tiles[kChunk / kSlots];
+    uint32_t seen[kChunk / kSlots];
+    int64_t n = 0;  // tiles that the query sees
+
+    Job(const AttentionArgs& args, const WorkItem& work, uint8_t* memory)
+        : a(args),
+          item(work),
+          s(args.store),
+          x(carve<Carver>(memory, s.dim)),
+          group(a.spec.n_heads / s.n_heads),
+          rows(item.heads * group),
+          width(s.width()) {
+        Walk walk(a, item.seq);
+        const int64_t q_pos = a.table.kv_len[item.seq] - 1;
+        for (int64_t pos = item.begin; pos < item.end; pos += kSlots) {
+            seen[n] = a.spec.visible32(q_pos, q_pos, pos);
+            if (seen[n]) tiles[n++] = walk.tile(pos, item.head);
+        }
+    }
+
+    int64_t visible_slots() const {
+        int64_t slots = 0;
+        for (int64_t i = 0; i < n; ++i) slots += __builtin_popcount(seen[i]);
+        return slots;
+    }
+
+    // The cells that are read kPrefetchTiles after those of tile i and head h; values follow keys.
+    const uint8_t* next_cells(int64_t i, int64_t h, bool values) const {
+        const int64_t all = n * item.heads, j = i * item.heads + h + (values ? all : 0);
+        const int64_t next = smaller(j + kPrefetchTiles, 2 * all - 1), head = next % item.heads;
+        const Tile& t = tiles[next % all / item.heads];
+        const auto at = [&](const TileCells& cells, const CellsView& view) {
+            return cells.half[0] ? cells.half[0] + head * view.strides.head * cell_bytes(view.codec) : x.k;
+        };
+        return next < all ? at(t.k, s.k) : at(t.v, s.v);
+    }
+};
+
+template <typename K>
+void key_phase(const Job& job) {
+    const StoreView& s = job.s;
+    const Scratch& x = job.x;
+    const int64_t group = job.group, depth = K::depth(s.dim);
+    const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * s.dim;
+    for (int64_t r = 0; r < job.rows; ++r)
+        stage_query<K>(q + r * s.dim, s.dim, job.a.scale * kLog2e, x.q + r * depth * K::number_bytes);
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h) {
+            const Tile t = of_head(s, job.tiles[i], h);
+            float* scores = x.s + h * group * kChunk + i * kSlots;
+            if (keys_in_place<K>(s, t)) {
+                score_in_place<K>(s, t, x, h * group, group, i * kSlots, job.next_cells(i, h, false));
+            } else {
+                stage_keys<K>(s, t, job.seen[i], 0, x);
+                score_rows<K, kDecodeRows>(x.q + h * group * depth * K::number_bytes, group, depth, x.k, scores);
+            }
+        }
+}
+
+// out: (m, l, O) of each row.
+template <typename V>
+void value_phase(const Job& job, float* out) {
+    const Scratch& x = job.x;
+    const int64_t group = job.group, width = job.width, stride = 2 + width;
+    for (int64_t r = 0; r < job.rows; ++r) {
+        const MaxSum chunk = softmax<V>(x.s + r * kChunk, job.seen, job.n, x.p + r * V::weight_bytes);
+        out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
+    }
+    if (values_readable(job.s)) {
+        memset(x.part, 0, size_t(job.rows * width) * 4);
+        for (int64_t i = 0; i < job.n; ++i)
+            for (int64_t h = 0; h < job.item.heads; ++h)
+                add_in_place<V>(job.s, of_head(job.s, job.tiles[i], h), job.seen[i], i, x, h * group, group,
+                                job.next_cells(i, h, true));
+        for (int64_t r = 0; r < job.rows; ++r) in_order<V>(x.part + r * width, job.s.dim, out + 2 + r * stride);
+        return;
+    }
+    for (int64_t h = 0; h < job.item.heads; ++h) {
+        for (int64_t i = 0; i < job.n; ++i) stage_values<V>(job.s, of_head(job.s, job.tiles[i], h), job.seen[i], i, x);
+        value_rows<V>(x.p + h * group * kChunk * V::number_bytes, group, x.v, width, job.n, x.part + h * group * width);
+    }
+    for (int64_t r = 0; r < job.rows; ++r) memcpy(out + 2 + r * stride, x.part + r * width, size_t(width) * 4);
+}
+
+template <>
+void key_phase<Int8Arithmetic>(const Job& job) {
+    const StoreView& s = job.s;
+    const Scratch& x = job.x;
+    const int64_t group = job.group, depth = Int8Arithmetic::depth(s.dim), row = Int8Arithmetic::query_bytes(s.dim);
+    const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * s.dim;
+    for (int64_t r = 0; r < job.rows; ++r) stage_int8_query(q + r * s.dim, s.dim, job.a.scale * kLog2e, x.q + r * row);
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h) {
+            const TileCells t = of_head(s, job.tiles[i], h).k;
+            const bool in_place = s.k.strides.slot == 1 && t.half[0] && t.half[1] == t.half[0] + 64;
+            if (!in_place) stage_int8_keys(s.k, t, depth, x.k);
+            stage_scales(t.scale, s.k.scale_strides.slot, job.seen[i], x.k_scale);
+            int8_score_rows<kDecodeRows>(x.q + h * group * row, group, depth, in_place ? t.half[0] : x.k,
+                                         in_place ? s.k.strides.dim * 4 : 4 * kSlots, x.k_scale,
+                                         x.s + h * group * kChunk + i * kSlots);
+        }
+}
+
+// Adds the values of tile i to the sums of a head's rows.
+void int8_add_head(const Job& job, int64_t i, int64_t h) {
+    const CellsView& v = job.s.v;
+    const TileCells t = of_head(job.s, job.tiles[i], h).v;
+    const uint8_t* p = job.x.p + h * job.group * Int8Arithmetic::weight_bytes;
+    float* sums = job.x.part + h * job.group * job.width;
+    if (v.strides.dim == 1 && t.half[0] && t.half[1]) {
+        const int64_t stride = v.strides.slot * 4;
+        const auto in_place = [&](int64_t d, int64_t quad, I& a, I& b) {
+            quads(t.half[quad / 4] + quad % 4 * 4 * stride + d, stride, a, b);
+        };
+        return int8_add_rows(p, job.group, i, in_place, sums, job.width);
+    }
+    stage_int8_values(v, t, job.width, job.x.v);
+    int8_add_rows(p, job.group, i, StagedQuads{job.x.v, job.width}, sums, job.width);
+}
+
+template <>
+void value_phase<Int8Arithmetic>(const Job& job, float* out) {
+    const Scratch& x = job.x;
+    const int64_t width = job.width, stride = 2 + width;
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h)
+            stage_scales(of_head(job.s, job.tiles[i], h).v.scale, job.s.v.scale_strides.slot, job.seen[i],
+                         x.v_scale + h * kChunk + i * kSlots);
+    for (int64_t r = 0; r < job.rows; ++r) {
+        const MaxSum chunk = int8_softmax(x.s + r * kChunk, job.seen, job.n, x.v_scale + r / job.group * kChunk,
+                                          x.p + r * Int8Arithmetic::weight_bytes);
+        out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
+    }
+    memset(x.part, 0, size_t(job.rows * width) * 4);
+    for (int64_t i = 0; i < job.n; ++i)
+        for (int64_t h = 0; h < job.item.heads; ++h) int8_add_head(job, i, h);
+    for (int64_t r = 0; r < job.rows; ++r) int8_in_order(x.part + r * width, width, out + 2 + r * stride);
+}
+
+template <SumOrder O, typename Fn>
+void with_codec(Codec codec, Fn&& fn) {  // decode is limited by memory, so it does not use AMX
+    switch (codec) {
+        case Codec::F32:
+            return fn(Arithmetic<Codec::F32, O, Engine::Vector>());
+        case Codec::F16:
+            return fn(Arithmetic<Codec::F16, O, Engine::Vector>());
+        case Codec::BF16:
+            return fn(Arithmetic<Codec::BF16, O, Engine::Vector>());
+        case Codec::Int8:
+            return fn(Int8Arithmetic());
+    }
+}
+
+}  // namespace
+
+void merge(const AttentionArgs& a, const WorkItem* items, const Merge& m, const float* partials) {
+    const StoreView& s = a.store;
+    const int64_t group = a.spec.n_heads / s.n_heads, width = s.width(), stride = 2 + width;
+    const WorkItem* item = items + m.first;
+    float o[kMaxQueryGroup * kMaxHeadDim];
+    float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
+    Totals total(group), fresh(group);
+    memset(o, 0, size_t(group * width) * 4);
+    for (int64_t i = 0; i < m.n; ++i) {
+        const float* part = partials + item[i].partial + (m.head - item[i].head) * group * stride;
+        for (int64_t r = 0; r < group; ++r) fresh.m[r] = part[r * stride], fresh.l[r] = part[r * stride + 1];
+        absorb(total.m, total.l, o, fresh, part + 2, stride, group, width);
+    }
+    for (int64_t r = 0; r < group; ++r) finish_row(s, total.l[r], o + r * width, out + r * s.dim);
+}
+
+template <SumOrder O>
+int64_t decode(const AttentionArgs& a, const WorkItem& item, float* partials, uint8_t* memory) {
+    const Job job(a, item, memory);
+    with_codec<O>(a.store.k.codec, [&](auto k) { key_phase<decltype(k)>(job); });
+    with_codec<O>(a.store.v.codec, [&](auto v) { value_phase<decltype(v)>(job, partials + item.partial); });
+    for (int64_t h = 0; h < item.heads && item.whole; ++h)
+        merge(a, &item, {0, 1, item.seq, int32_t(item.head + h)}, partials);
+    return job.visible_slots() * item.heads * a.store.slot_bytes();
+}
+
+template int64_t decode<SumOrder::Pairs>(const AttentionArgs&, const WorkItem&, float*, uint8_t*);
+template int64_t decode<SumOrder::Tiles>(const AttentionArgs&, const WorkItem&, float*, uint8_t*);
+
+}  // namespace kvarn::KVARN_ISA
