@@ -74,7 +74,7 @@ RULES: tuple[tuple[str, str, str, str], ...] = (
         "completed is not None|None is not None",
         "an answer that `max_output_tokens` cuts ends with `response.incomplete`, as OpenAI's",
     ),
-    (OTHERWISE, "test_no_ui|static_assets", "", "there is no web page at `/`"),
+    (OTHERWISE, "test_no_ui|static_assets", "", "the page at `/` is another one, and only for browsers"),
     (
         OTHERWISE,
         "security::test_correct_api_key",
