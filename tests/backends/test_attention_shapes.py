@@ -139,7 +139,7 @@ def test_keys_and_values_may_differ_in_width(layout: str, codec: str) -> None:
     assert found.shape == (50, 4, 6)
     with harness.using("reference"):
         assert_near(found, expect(x, spec, codec))
-    per_token = CODECS[codec].k_row(12).nbytes + CODECS[codec].v_row(6).nbytes
+    per_token = CODECS[codec].row(12).nbytes + CODECS[codec].row(6).nbytes
     assert cache.plan.bytes_per_token == per_token * (4 if layout == "repeated" else 2)
     with pytest.raises(KvarnError, match="the cpu backend wants them equal"):
         Cpu().memory(plan(config))

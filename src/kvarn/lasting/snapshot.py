@@ -29,7 +29,7 @@ from kvarn.lasting.fingerprint import Fingerprint, layers_of
 FORMAT = "kvarn snapshot 1"
 SUFFIX = ".kvs"
 MOST_CHAT = 64 << 20
-_DTYPES = {"f4": "F32", "f2": "F16", "u2": "BF16", "i1": "I8", "u1": "U8"}
+_DTYPES = {"f4": "F32", "f2": "F16", "u2": "BF16", "u4": "U32"}
 
 
 @dataclass(frozen=True)
