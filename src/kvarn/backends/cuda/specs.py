@@ -164,7 +164,10 @@ def splits_of(n_rows: int, depth: int, packed: bool = False) -> int:
     kind = "packed" if packed else "plain"
     programs = -(-n_rows // PLAIN_TILES.small[0].columns)
     most = min(FILLED[kind] // programs, depth // LEAST_SPLIT[kind], MOST_SPLITS)
-    return 1 << max(most, 1).bit_length() - 1
+    splits, steps = 1 << max(most, 1).bit_length() - 1, -(-depth // DEPTH)
+    while -(-steps // splits) * (splits - 1) >= steps > 1:  # the last one would be empty
+        splits //= 2
+    return splits
 
 
 def tile_for(kind: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]:
