@@ -144,6 +144,7 @@ attack: $(STAMP)
 	@$(BIN)/python tests/attack_schedules.py --seed $(SEED)
 	@$(BIN)/python tests/attack_lines.py --seed $(SEED)
 	@$(BIN)/python tests/attack_http.py --seed $(SEED)
+	@$(BIN)/python tests/attack_folder.py --seed $(SEED)
 
 fuzz-attention: $(STAMP)
 	@$(BIN)/python tests/fuzz_attention.py --seed $(SEED) --cases $(CASES)

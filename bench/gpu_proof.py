@@ -1,4 +1,4 @@
-"""Proves the CUDA backend on a GPU: kernels, attention, bits, a real model, memory; and measures its speed.
+"""Proves the CUDA backend on a GPU: kernels, attention, bits, stored cells, memory, a real model; measures its speed.
 
     python bench/gpu_proof.py [--only kernels,bits] [--quick] [--model SmolLM2.gguf] [--text wiki.test.raw]
 
@@ -26,7 +26,7 @@ from proof.site import Site, open_site  # noqa: E402
 
 from kvarn.errors import KvarnError  # noqa: E402
 
-SECTIONS = ("selftest", "kernels", "conformance", "bits", "memory", "real", "speed")
+SECTIONS = ("selftest", "kernels", "conformance", "bits", "codes", "lasting", "memory", "real", "speed")
 OUT = ROOT / "bench" / "results" / "gpu-proof.json"
 
 

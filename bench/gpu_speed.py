@@ -1,10 +1,10 @@
 """Measures the whole engine on a GPU with random weights, beside recorded speeds of other engines.
 
-    python bench/gpu_speed.py [--models 1.1B-BF16,8B-Q4_K_M] [--quick] [--folder DIR]
+    python bench/gpu_speed.py [--models 1.1B-BF16,8B-Q4_K_M] [--cells bf16,int8,int4] [--deep] [--quick] [--folder DIR]
 
-For each model: decode at three depths, in batches of 32 and 128, a prompt of 4,096 tokens, the operations of
-a decode step and the host's work in it, the memory that was predicted and used, and the time from the start of
-a process to its first token. Writes one JSON file, after every model.
+For each model: decode at three depths, in batches of 32 and 128, a prompt of 4,096 tokens, decode at two depths
+with other cells, the operations of a decode step and the host's work in it, the memory that was predicted and
+used, and the time from the start of a process to its first token. Writes one JSON file, after every model.
 """
 
 import argparse
@@ -38,12 +38,14 @@ CASES = [
     Case("tg", 32, 1024, 128),
     Case("pp", 4096),
 ]
+DEEP = [Case("tg", 64, depth) for depth in (4096, 32_000)]  # of cells other than bf16
 QUICK = [Case("tg", 16, 128), Case("pp", 512)]
 CHUNK = 4096  # most tokens of a step
 REPLAYS = 40  # of a graph, for its time
 
 
-def measure(path: Path, cases: list[Case], repetitions: int, table: Path, backend: str) -> dict[str, Any]:
+def measure(path: Path, cases: dict[str, list[Case]], repetitions: int, table: Path, backend: str) -> dict[str, Any]:
+    """Cases by the type of cells."""
     began = time.perf_counter()
     llm = LLM(str(path), context=256, max_seqs=1, max_batch_tokens=CHUNK, backend=backend)
     loaded = time.perf_counter() - began
@@ -52,15 +54,16 @@ def measure(path: Path, cases: list[Case], repetitions: int, table: Path, backen
     bandwidth = Bandwidth(1)
     bandwidth.on_host = False
     found: dict[str, Any] = {"backend": facts, "loaded_s": loaded, "rows": []}
-    for batch in dict.fromkeys(case.batch for case in cases):
-        chosen = [case for case in cases if case.batch == batch]
-        for row in suite.run(llm, [Setup(chunk=CHUNK)], chosen, repetitions, bandwidth, recorded=recorded):
+    for cells, batch in dict.fromkeys((name, case.batch) for name in cases for case in cases[name]):
+        chosen, beside = [case for case in cases[cells] if case.batch == batch], recorded if cells == "bf16" else None
+        for row in suite.run(llm, [setup_of(cells)], chosen, repetitions, bandwidth, recorded=beside):
             found["rows"].append(row)
-            show(path.stem, row)
+            show(f"{path.stem} {cells}", row)
     found["steps"] = {}
-    for case in (case for case in cases if case.kind == "tg"):
-        decoding = Decoding(llm, case)
-        found["steps"][f"{case.batch} at {case.depth}"] = decoding.host() | {"kernels_us": decoding.kernels()}
+    for cells, case in ((name, case) for name in cases for case in cases[name] if case.kind == "tg"):
+        decoding = Decoding(llm, case, cells)
+        name = f"{case.batch} at {case.depth}{'' if cells == 'bf16' else f', {cells}'}"
+        found["steps"][name] = decoding.host() | {"kernels_us": decoding.kernels()}
         decoding.close()
         del decoding  # its cache
     found["memory"] = {"predicted": weight_bytes(open_checkpoint(path)), "used": llm.program.nbytes}
@@ -68,12 +71,16 @@ def measure(path: Path, cases: list[Case], repetitions: int, table: Path, backen
     return found
 
 
+def setup_of(cells: str) -> Setup:
+    return Setup(chunk=CHUNK, cache_type=cells)
+
+
 def show(model: str, row: dict[str, Any]) -> None:
     peer = row.get("against")
     beside = f"{peer['ratio']:6.2f} x {peer['engine']}" if peer else ""
     where = f"{row['test']:>7} @ {row['depth']:<6} x {row['batch']:<4}"
     figures = f"{row['tok_s']:10,.1f} tok/s {row['ms_per_step']:8.3f} ms {row['gb_s']:8.1f} GB/s"
-    print(f"{model:12} {where} {figures} {beside}")
+    print(f"{model:17} {where} {figures} {beside}")
 
 
 def show_steps(steps: dict[str, Any]) -> None:
@@ -87,11 +94,11 @@ def show_steps(steps: dict[str, Any]) -> None:
 class Decoding:
     """Decode steps of a case, and the kernels in their graph."""
 
-    def __init__(self, llm: LLM, case: Case) -> None:
+    def __init__(self, llm: LLM, case: Case, cells: str) -> None:
         self._driver, self._graphs = llm.backend._driver, llm.program.graphs
         self._names = {function: kernel.name for kernel, function in self._driver._functions.items()}
         self._seen: tuple[Any, Any] | None = None  # memory and frame of the last step
-        self._subject = suite.subject(llm, Setup(chunk=CHUNK), [case])
+        self._subject = suite.subject(llm, setup_of(cells), [case])
         self._subject.prepare(case)
         self._case = case
 
@@ -165,6 +172,8 @@ class Decoding:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), metavar="SHAPE-WEIGHTS,..")
+    parser.add_argument("--cells", default="bf16", metavar="TYPE,..", help="types of cells, as --cache-type takes them")
+    parser.add_argument("--deep", action="store_true", help="only decode at depths of 4,096 and 32,000")
     parser.add_argument("--quick", action="store_true", help="two short cases")
     parser.add_argument("-r", "--repetitions", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="keep the models here, and use those that are there")
@@ -173,6 +182,9 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3, help="how often the start of a process is measured")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu-speed.json")
     args = parser.parse_args()
+    deep = QUICK if args.quick else DEEP
+    plain = deep if args.quick or args.deep else CASES
+    cases = {cells: plain if cells == "bf16" else deep for cells in args.cells.split(",")}
     with TemporaryDirectory(prefix="kvarn-speed-") as temporary:
         folder = args.folder or Path(temporary)
         result: dict[str, Any] = {"command": " ".join(["python", "bench/gpu_speed.py", *sys.argv[1:]]), "models": {}}
@@ -181,7 +193,7 @@ def main() -> None:
             path = folder / f"{model}.gguf"
             if not path.exists():
                 random_model.write(path, shape, weights)
-            found = measure(path, QUICK if args.quick else CASES, args.repetitions, args.against, args.backend)
+            found = measure(path, cases, args.repetitions, args.against, args.backend)
             found["first_token_s"] = [first_byte(str(path), args.backend) for _ in range(args.starts)]
             result["models"][model] = found
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,17 +1,24 @@
 """What a watcher of `/kvarn/live` costs: looks at a cache of 10,000 blocks while one sequence decodes.
 
-    python bench/watching.py [--model smollm2] [--seconds 20]
+    python bench/watching.py [--model smollm2] [--seconds 20] [--http]
 
 The parts of the server run in this process. Half-second stretches of decoding with a look, a frame and its bytes four
 times a second alternate with stretches without. Alternation cancels what else the machine does.
+
+With --http, a server runs in a process of its own, and one long answer is streamed from it. Stretches of two seconds
+with a client (curl) that reads `/kvarn/live` alternate with stretches without. Clients use the same processors.
 """
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 from kvarn import LLM, SamplingParams
+from kvarn.bench.http import Address, parse_address, request
 from kvarn.server.access import Caller
 from kvarn.server.inbox import Inbox
 from kvarn.server.metrics import Metrics
@@ -20,7 +27,7 @@ from kvarn.server.page.observer import Observer
 from kvarn.server.page.state import State
 from kvarn.server.worker import Submission, Ticket, Worker
 
-STRETCH = 0.5  # seconds
+STRETCH, SERVED_STRETCH = 0.5, 2.0  # seconds
 BLOCKS, BLOCK_SIZE = 10_000, 16
 
 
@@ -28,7 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--http", action="store_true")
     args = parser.parse_args()
+    if args.http:
+        served(args.model, args.seconds)
+    else:
+        in_process(args)
+
+
+def in_process(args: argparse.Namespace) -> None:
     llm = LLM(args.model, cache="paged", block_size=BLOCK_SIZE, cache_bytes=cache_bytes(args.model), context=8192)
     worker = Worker(llm, Metrics(llm.engine, args.model))
     params = SamplingParams(max_tokens=7000, ignore_eos=True)
@@ -85,6 +100,55 @@ def stretch(llm: LLM, look: Callable[[], None] | None) -> float:
         llm.runner.step()
         n += 1
     return n / (time.perf_counter() - began)
+
+
+def served(model: str, seconds: float) -> None:
+    body = {"prompt": [5] * 100, "max_tokens": 8000, "ignore_eos": True, "stream": True, "model": model}
+    with serving(model) as address:
+        ratios, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            lines, found = request(address, "POST", "/v1/completions", body), []
+            events(lines, SERVED_STRETCH / 4)
+            for watched in (False, True, True, False):
+                with watching(address) if watched else nullcontext():
+                    events(lines, SERVED_STRETCH / 4)  # the first line of the stream has everything
+                    found.append(events(lines, SERVED_STRETCH))
+            ratios.append((found[1] + found[2]) / (found[0] + found[3]))
+            lines.close()
+    change = 100 * (statistics.median(ratios) - 1)
+    spread = 100 * (max(ratios) - min(ratios))
+    print(f"over HTTP: {change:+.2f} % (median of {len(ratios)} alternations, spread {spread:.1f} %)")
+
+
+def events(lines: Iterator[bytes], seconds: float) -> float:
+    """Events of the answer per second."""
+    began, n = time.perf_counter(), 0
+    while (now := time.perf_counter()) < began + seconds:
+        n += next(lines).startswith(b"data: {")
+    return n / (now - began)
+
+
+@contextmanager
+def watching(address: Address) -> Iterator[None]:
+    """A process, so that it does not hold up the reader of the answer."""
+    with subprocess.Popen(["curl", "-sN", f"{address}/kvarn/live"], stdout=subprocess.DEVNULL) as watcher:
+        try:
+            yield
+        finally:
+            watcher.kill()
+
+
+@contextmanager
+def serving(model: str) -> Iterator[Address]:
+    code = "import sys; from kvarn.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", "-m", model, "--port", "0", "-c", "8192"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith("address"))
+        try:
+            yield parse_address(line.split()[1])
+        finally:
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -55,14 +55,15 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 def logits(program, backend, variant: str, codec: str, chunk: int) -> np.ndarray:
-    config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=16)
+    config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=32 if CODECS[codec].tail else 16)
     return score(program, Driven(config, backend), tiny_gguf.tokens(variant), 0, chunk)
 
 
 def cells(program, backend, variant: str, codec: str) -> np.ndarray:
     """The cells of a sequence in canonical order: what snapshots and tiers keep."""
-    config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=16)
-    driven, tokens = Driven(config, backend), tiny_gguf.tokens(variant)[:48]  # whole blocks
+    block_size, length = (32, 32) if CODECS[codec].tail else (16, 48)  # whole blocks
+    config = CacheConfig(program.config.layer_specs, 128, "paged", codec, block_size=block_size)
+    driven, tokens = Driven(config, backend), tiny_gguf.tokens(variant)[:length]
     driven.open(0)
     driven.reserve(0, len(tokens))
     program.run(driven.memory, driven.book.prepare([0]), tokens, [])
@@ -79,6 +80,10 @@ def kept(checkpoint: Checkpoint, slow: ReferenceProgram, pool: native.Pool, vari
             native.select_sum_order(order)
             on_cpu = cells(load_program(checkpoint, pool), Cpu(pool), variant, codec)
             found[f"cells cpu {variant} {codec} {order}"] = digest(on_cpu)
+    program = load_program(checkpoint, pool)
+    for codec in ("int8", "int6", "int4"):  # attention over integers knows no order of sums
+        runs = [logits(program, Cpu(pool), variant, codec, chunk) for chunk in CHUNKS[variant]]
+        found[f"cpu {variant} {codec}"] = digest(same(runs))
     return found
 
 

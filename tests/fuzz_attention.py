@@ -30,7 +30,7 @@ from support.harness import (
 from kvarn import native
 from kvarn.backends.base import Counters
 from kvarn.backends.cpu import Cpu
-from kvarn.cache.codec import CODECS
+from kvarn.cache.codec import CODECS, codecs_of
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -98,7 +98,8 @@ def make(seed: int, most: int = 513) -> Case:
     first = config(rng.choice(kinds), chunk)
     second = config(rng.choice(["contiguous", "paged"]), max(lengths.values()))
     whole = [{seq: n} for seq, n in lengths.items()]
-    second = replace(second, codec=first.codec)
+    size = max(second.block_size or 0, codecs_of(first.codec).tail)
+    second = replace(second, codec=first.codec, block_size=size)
     return Case(first, schedule, second, whole, rng.choice([1, 2, 3]), rng.choice(native.SUM_ORDERS))
 
 

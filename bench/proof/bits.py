@@ -11,7 +11,8 @@ from gpu.support.models import Batch, Loaded, text
 from support.tiny_models import ARCHITECTURES
 
 from kvarn.backends.cuda.planes import PACKED
-from kvarn.cache.plan import CacheConfig
+from kvarn.cache.codec import codecs_of
+from kvarn.cache.plan import SMALLEST_BLOCK, CacheConfig
 from kvarn.cache.spec import LayerSpec
 from proof.conformance import gqa
 from proof.models import PACKED as PACKED_MODELS
@@ -43,9 +44,9 @@ def run(site: Site, report: Report) -> None:
         loaded = Loaded(write(site, architecture, type_name), site.backend)
         codec = CODECS.get(type_name, "bf16")
         with report.check(f"{architecture} {type_name}: chunks, caches") as check:
-            _chunks_and_caches(site, check, loaded, codec)
+            chunks_and_caches(site, check, loaded, codec)
         with report.check(f"{architecture} {type_name}: batches") as check:
-            _batches(site, check, loaded, codec)
+            batches(site, check, loaded, codec)
         with report.check(f"{architecture} {type_name}: engine") as check:
             under_pressure(site, check, loaded, codec)
 
@@ -92,7 +93,7 @@ def _one_attention(site: Site, check: Check, spec: LayerSpec, codec: str, length
     expected: Floats | None = None
     for chunk in chunks:
         sizes = [chunk] * (length // chunk) + ([length % chunk] if length % chunk else [])
-        for cache in _caches(site, chunk == length):
+        for cache in caches(site, chunk == length, codec):
             settings = dict(context=length, codec=codec, max_chunk=length, window=spec.window) | cache
             found = Driven(site.backend, CacheConfig([spec], **settings)).run([{0: n} for n in sizes], data)[0, 0]
             expected = found if expected is None else expected
@@ -100,12 +101,19 @@ def _one_attention(site: Site, check: Check, spec: LayerSpec, codec: str, length
             check.case(same_bits(found, expected), what)
 
 
-def _caches(site: Site, every: bool) -> list[dict[str, Any]]:
+def caches(site: Site, every: bool, codec: str) -> list[dict[str, Any]]:
     found = site.pick(CACHES, CACHES[::3], [CACHES[0], CACHES[8]], CACHES[:2])
-    return found if every else found[:1]
+    least = least_block(codec)
+    sized = [each | {"block_size": max(each["block_size"], least)} if "block_size" in each else each for each in found]
+    return sized if every else sized[:1]
 
 
-def _chunks_and_caches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
+def least_block(codec: str) -> int:
+    """The smallest block that cells of a codec may have."""
+    return max(codecs_of(codec).tail, SMALLEST_BLOCK)
+
+
+def chunks_and_caches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
     """All logits of a text, in chunks and in every cache."""
     n = site.pick(600, 290, 30, 12)
     tokens = text(n)
@@ -114,13 +122,13 @@ def _chunks_and_caches(site: Site, check: Check, loaded: Loaded, codec: str) -> 
     chunks: Sequence[int] = site.pick((1, 7, 64, 512), (7, 64), (7,), (5,))
     for chunk in chunks:
         check.case(same_bits(loaded.logits(tokens, chunk, codec=codec), expected), f"chunks of {chunk}")
-    for cache in _caches(site, True):
+    for cache in caches(site, True, codec):
         settings = {"codec": codec} | cache
         found = loaded.logits(tokens, site.pick(64, 64, 20), **settings)
         check.case(same_bits(found, expected), f"{cache}")
 
 
-def _batches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
+def batches(site: Site, check: Check, loaded: Loaded, codec: str) -> None:
     """Sequences of different lengths that decode together, in any place of the batch and from graphs, against each
     alone in one chunk."""
     sizes: Sequence[int] = site.pick((1, 2, 3, 7, 32, 128), (3, 7), (3,), (2,))

@@ -79,9 +79,9 @@ def _refusals(site: Site, check: Check) -> None:
         check.case(False, "2^31 cells were not refused")
     except KvarnError as error:
         check.case("2^31 cells" in str(error), f"2^31 cells: {error}")
-    refused = CacheConfig([spec], 1024, "paged", "int8")
+    refused = CacheConfig([spec], 1024, "paged", "f16/int8")
     try:
         site.backend.memory(plan(refused, "head-major"))
-        check.case(False, "cells of int8 were not refused")
+        check.case(False, "cells of f16/int8 were not refused")
     except KvarnError as error:
         check.case("int8" in str(error), f"int8: {error}")

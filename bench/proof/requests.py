@@ -5,7 +5,8 @@ from typing import Any
 
 from gpu.support.models import Loaded, text
 
-from kvarn.cache.plan import Plan
+from kvarn.cache.codec import codecs_of
+from kvarn.cache.plan import SMALLEST_BLOCK, Plan
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
 from kvarn.engine.request import Request
@@ -23,8 +24,9 @@ def under_pressure(site: Site, check: Check, loaded: Loaded, codec: str) -> None
     asked = requests(site, n_requests, longest, answer)
     context = longest + answer + 16
     batch = site.pick(96, 48, 32)
-    budget = tight(loaded.cache(context, codec=codec, block_size=16, max_chunk=batch)[1].plan)
-    engine = loaded.engine(context, batch, codec=codec, block_size=16, max_seqs=MOST_SEQS, cache_bytes=budget)
+    size = max(codecs_of(codec).tail, SMALLEST_BLOCK)
+    budget = tight(loaded.cache(context, codec=codec, block_size=size, max_chunk=batch)[1].plan)
+    engine = loaded.engine(context, batch, codec=codec, block_size=size, max_seqs=MOST_SEQS, cache_bytes=budget)
     found, served = answers(engine, asked)
     alone = loaded.engine(context, context, codec=codec, max_seqs=2, strategy="contiguous")
     for i, each in enumerate(asked):
@@ -42,7 +44,7 @@ def tight(one: Plan) -> int:
     for group in one.groups:
         bounded = group.blocks_per_sequence < group.config.context_blocks
         nbytes = len(group.layers) * group.parts.block_bytes * group.config.n_blocks
-        total += nbytes * (MOST_SEQS if bounded else 1.4)
+        total += nbytes * (MOST_SEQS if bounded else 1.4) + MOST_SEQS * group.tail_bytes
     return int(total)
 
 

@@ -53,7 +53,7 @@ def open_site(interpret: bool, quick: bool, model: Path | None, text: Path | Non
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
         from gpu.support.interpreter import InterpretingDriver
 
-        backend, size = Cuda(InterpretingDriver(total_bytes=1 << 31), "interpreted", True), SIZES[2 + quick]
+        backend, size = Cuda(InterpretingDriver(total_bytes=3 << 30), "interpreted", True), SIZES[2 + quick]
     else:
         backend, size = on_first_device(quiet), SIZES[quick]
     return Site(backend, size, time.monotonic() - began, model, text)

@@ -63,7 +63,7 @@ class LLM:
     model                   a name (`smollm2`), a .gguf file, a folder with safetensors, or
                             hf:org/repo[/file.gguf]
     cache                   a cache strategy; `kvarn strategies` lists them
-    cache_type              number type of stored keys and values: f32, f16, bf16, int8, or K/V: int8/bf16
+    cache_type              number type of stored keys and values: f32, f16, bf16, int8, int6, int4, or K/V: int8/int4
     cache_layout            order of the bytes in a block; None takes the backend's
     cache_bytes             memory for keys and values; None takes what max_seqs full contexts need, or on a
                             device with memory of its own what is left there

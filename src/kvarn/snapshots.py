@@ -129,7 +129,7 @@ class Snapshots:
             check_fits(cache, file.facts.n_tokens, file.facts.holes)
         except BadSnapshot as error:
             raise BadSnapshot(f"{file.name} cannot be restored: {error}") from None
-        return file.read(self._tokenizer.vocab_size)
+        return file.read(self._tokenizer.vocab_size, cache.plan)
 
     def _restore(
         self,
@@ -194,10 +194,10 @@ class Snapshots:
         with SnapshotFile(path) as file:
             snapshot = self.read(file)
         cells, tokens = snapshot.cells, snapshot.tokens
-        if any(cells.holes) or n >= len(tokens):  # what its first tokens saw is not in the file: all are computed
+        if any(cells.holes) or n >= cells.n:  # what its first tokens saw is not in the file: all are computed
             compare(cells, self._cells(tokens, secrets.token_bytes(16)))
-            return len(tokens) - max(map(len, cells.holes), default=0)
-        places = Random(seed).sample(range(1, len(tokens)), min(n, len(tokens) - 1))
+            return cells.n - max(map(len, cells.holes), default=0)
+        places = Random(seed).sample(range(1, cells.n), min(n, cells.n - 1))
         return self._runner.call(lambda: self._verified(snapshot, places, progress))
 
     def _verified(self, snapshot: Snapshot, places: Sequence[int], progress: Callable[[int, int], None]) -> int:

@@ -27,7 +27,7 @@ class Loaded:
 
     def __init__(self, path: Path, backend: Backend, codec: str = "f32") -> None:
         checkpoint = open_checkpoint(path)
-        settings = dict(strategy="paged", codec=codec, block_size=16, max_chunk=len(TEXT))
+        settings = dict(strategy="paged", codec=codec, block_size=max(16, CODECS[codec].tail), max_chunk=len(TEXT))
         planned = plan(CacheConfig(checkpoint.config.layer_specs, 64, **settings), backend.default_layout)
         graph = graph_of(checkpoint.config, checkpoint.shapes)
         self.cache, self.memory = KVCache(planned), backend.memory(planned)

@@ -136,8 +136,9 @@ def test_two_engines_in_one_process(tmp_path: Path) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("threads", [1, 2, 9, 33])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 33])
 def test_pools_of_any_size(threads: int, tmp_path: Path) -> None:
+    """With more threads than processors, some are always late: they skip phases, and their copies of rows."""
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q8_0"))
     expected = logits(load_program(checkpoint, pool(1)), 512, tokens=TEXT[:20])
     for _ in range(3):  # pools come and go
@@ -146,6 +147,27 @@ def test_pools_of_any_size(threads: int, tmp_path: Path) -> None:
         for rows in (1, 20):
             found = logits(load_program(checkpoint, mine), rows, Cpu(mine), TEXT[:20])
             assert (bits(found) == bits(expected)).all()
+
+
+def test_late_threads_keep_states_right(tmp_path: Path) -> None:
+    """The states of a single row are thread 0's copy, also after a step in which it came too late to multiply them."""
+    checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q8_0"))
+
+    def states(threads: int) -> list[np.ndarray]:
+        mine = native.Pool(threads)
+        program = load_program(checkpoint, mine)
+        cache = Driven(CacheConfig(program.config.layer_specs, 32, "paged", "f32"), Cpu(mine))
+        cache.open(0)
+        found = []
+        for position, token in enumerate(TEXT[:20]):
+            cache.reserve(0, position + 1)
+            found.append(bits(program.hidden(cache.memory, cache.book.prepare([0]), [token], [0])).copy())
+            cache.commit(0, [token])
+        return found
+
+    expected = states(1)
+    for threads in (2, 8):
+        assert all((a == b).all() for a, b in zip(states(threads), expected, strict=True))
 
 
 def asleep(task: int) -> bool:

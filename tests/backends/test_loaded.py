@@ -92,7 +92,7 @@ def test_the_host_takes_what_its_sequences_need(model: Path) -> None:
 
 
 def test_wrong_settings_fail_before_the_weights_are_loaded(model: Path) -> None:
-    for settings in ({"block_size": 24}, {"cache": "nothing"}, {"cache_type": "int8"}, {"context": 10**6}):
+    for settings in ({"block_size": 24}, {"cache": "nothing"}, {"cache_type": "f16/int8"}, {"context": 10**6}):
         backend = FakeCuda()
         with pytest.raises(KvarnError):
             LLM(model, backend=backend, **({"context": 64} | settings))

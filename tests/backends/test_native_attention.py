@@ -105,7 +105,8 @@ def test_threads_layouts_and_block_sizes_do_not_change_a_bit(codec: str) -> None
     sizes = up_to_edges((1, 256, 257, 512, 530))
     for order in native.SUM_ORDERS:
         with using(ISAS[0], order):
-            expected = attend(spec, codec, x, [530], threads=1, layout="token-major", block_size=16)
+            smallest = CODECS[codec].tail or 16
+            expected = attend(spec, codec, x, [530], threads=1, layout="token-major", block_size=smallest)
             for threads in (1, 2, 3, 5):
                 for layout in ("head-major", "panel", "columns", "repeated"):
                     for block_size in (32, 64):

@@ -34,6 +34,10 @@ class Given:
     v: np.ndarray = field(default_factory=lambda: np.zeros((BLOCKS, 1, KV, BLOCK, DIM), np.float32))
     k_scale: np.ndarray | None = None
     v_scale: np.ndarray | None = None
+    k_tail: np.ndarray | None = None
+    v_tail: np.ndarray | None = None
+    k_tail_scale: np.ndarray | None = None
+    v_tail_scale: np.ndarray | None = None
     codec: int = 0
     dim: int = DIM
     group: int = 0
@@ -52,10 +56,13 @@ class Given:
     def run(self) -> None:
         view = native.CacheView()
         view.add_group(self.blocks, self.first, self.n_blocks, self.kv_len, self.q_start, *self.heads)
-        view.add_layer(self.k, self.v, self.k_scale, self.v_scale, self.codec, self.codec, self.dim, self.group)
+        tails = (self.k_tail, self.v_tail, self.k_tail_scale, self.v_tail_scale)
+        arrays = (self.k, self.v, self.k_scale, self.v_scale, *tails)
+        view.add_layer(*arrays, self.codec, self.codec, self.dim, self.group)
         view.set_cells(0, self.cells)
-        view.write(self.layer, self.fresh, self.fresh)
-        native.attend(pool(), view, self.layer, self.q, self.out, 1.0, True, True)
+        fresh = native.FreshRows()
+        view.write(self.layer, self.fresh, self.fresh, fresh)
+        native.attend(pool(), view, self.layer, self.q, self.out, 1.0, True, True, fresh)
 
 
 def i32(*values: int) -> np.ndarray:
@@ -69,7 +76,39 @@ def cells(*shape: int, dtype: type = np.float32) -> np.ndarray:
 CODES = cells(BLOCKS, 1, KV, BLOCK, 8, dtype=np.uint32)  # a row is a block of 32 numbers, four in a word
 INT8 = dict(k=CODES, v=CODES.copy(), codec=native.Codec.int8)
 SCALES = cells(BLOCKS, 1, KV, BLOCK)
+CODES4 = cells(BLOCKS, 1, KV, BLOCK, 4, dtype=np.uint32)
+INT4 = dict(
+    k=CODES4,
+    v=CODES4.copy(),
+    k_scale=cells(BLOCKS, 1, KV, BLOCK, 1, dtype=np.uint8),
+    v_scale=cells(BLOCKS, 1, KV, BLOCK, 1, dtype=np.uint8),
+    k_tail=CODES[:2].copy(),
+    v_tail=CODES[:2].copy(),
+    k_tail_scale=SCALES[:2].copy(),
+    v_tail_scale=SCALES[:2].copy(),
+    codec=native.Codec.int4,
+)
 BAD = {
+    "no tail": (INT4 | dict(v_tail=None), "need a v_tail"),
+    "no scales of the tail": (INT4 | dict(v_tail_scale=None), "need a v_tail"),
+    "a tail of one block": (
+        INT4 | dict(k_tail=CODES[:1], k_tail_scale=SCALES[:1]),
+        "two blocks of 32 slots for each of 1",
+    ),
+    "a tail of short blocks": (
+        INT4 | dict(k_tail=CODES[:2, :, :, :16], k_tail_scale=SCALES[:2, :, :, :16]),
+        "two blocks of 32 slots",
+    ),
+    "scale codes of f32": (INT4 | dict(k_scale=SCALES), "k_scale is uint8"),
+    "too few scale codes": (INT4 | dict(v_scale=cells(BLOCKS, 1, KV, BLOCK, 0, dtype=np.uint8)), "v_scale is uint8"),
+    "blocks of 16 with a tail": (
+        INT4 | {name: INT4[name][:, :, :, :16] for name in ("k", "v", "k_scale", "v_scale")},
+        "multiple of 32 slots, not 16",
+    ),
+    "a cell elsewhere in its tile": (
+        INT4 | dict(cells=np.array([37, 38, 40], np.int64)),
+        "position 39 and its cell 40",
+    ),
     "cells of another rank": (dict(k=cells(BLOCKS, KV, BLOCK, DIM)), r"\[block, panel, head, slot, dim\]"),
     "cells of another type": (dict(k=cells(BLOCKS, 1, KV, BLOCK, DIM, dtype=np.float16)), "of float16"),
     "K and V that differ": (dict(v=cells(BLOCKS + 1, 1, KV, BLOCK, DIM)), "K is .* V is"),
@@ -153,10 +192,20 @@ def test_a_valid_step_writes_its_cells_and_attends_to_them(change: dict, seen: l
     given = Given(fresh=np.full((3, KV, DIM), 2, np.float32), **change)
     given.run()
     for stored, scale in ((given.k, given.k_scale), (given.v, given.v_scale)):
-        values = stored if scale is None else DEFINITIONS["int8"].decode(Encoded(stored, scale), DIM)
+        codec = DEFINITIONS["int8" if given.codec == native.Codec.int8 else "int4"]
+        values = stored if scale is None else codec.decode(Encoded(stored, scale), DIM)
         assert np.allclose(values[1, 0, :, 5:8], 2 if any(seen) else 0)  # cells 37, 38, 39: block 1, slots 5 to 7
         assert np.allclose(values.sum(), 2 * 3 * KV * DIM if any(seen) else 0), "no other cell"
     assert np.allclose(given.out, 2 * np.array(seen)[:, None, None], rtol=1e-2)
+
+
+def test_padding_writes_no_cell_and_no_tail() -> None:
+    arrays = {name: array.copy() for name, array in INT4.items() if name != "codec"}
+    given = Given(**arrays, codec=native.Codec.int4, kv_len=i32(0), cells=np.full(3, -1))
+    given.fresh, given.out = given.fresh + 1, given.out + 7
+    given.run()
+    assert not given.out.any()
+    assert all((arrays[name] == INT4[name]).all() for name in arrays)
 
 
 @pytest.mark.parametrize(("spoiled", "message"), BAD.values(), ids=BAD)
@@ -169,11 +218,11 @@ def test_cells_live_as_long_as_the_view() -> None:
     view = native.CacheView()
     given = Given()
     view.add_group(given.blocks, given.first, given.n_blocks, given.kv_len, given.q_start, *given.heads)
-    view.add_layer(given.k, given.v, None, None, 0, 0, DIM, 0)
+    view.add_layer(given.k, given.v, *[None] * 6, 0, 0, DIM, 0)
     view.set_cells(0, np.array([37, 38, 39], np.int64))  # this is the only reference
     np.full(3, 10**9)
     given.fresh += 1
-    view.write(0, given.fresh, given.fresh)
+    view.write(0, given.fresh, given.fresh, native.FreshRows())
     assert given.k.sum() == given.fresh.sum()
 
 
@@ -312,3 +361,27 @@ def test_a_product_that_does_not_directly_follow_its_input_is_refused() -> None:
     fused = fuse(record(forward, Heads(1, 1, 32), shapes))
     with pytest.raises(KvarnError, match="no longer the last ones rounded"):
         emit(fused, 1e-5, weights, native.Program(pool(1)))
+
+
+def test_products_without_room_for_their_rows_are_refused() -> None:
+    """Logits of all tokens would be written past those of the wanted rows."""
+    matrix = native.zeros("F32", 16, 32)
+    for wanted_before, wanted, logits, segments, message in (
+        (False, False, True, [(matrix, None, -1, False)], "with the wanted rows"),
+        (False, True, True, [(matrix, None, -1, False)], 'other rows than "norm"'),
+        (True, True, True, [(matrix, None, -1, False)] * 2, "one matrix"),
+        (False, False, False, [(native.zeros("F32", 16, 64), None, 2, False)], "64 columns reads rows of 32"),
+        (False, False, False, [(matrix, None, 0, False)], "matrix of 16 rows is no buffer of that width"),
+        (False, False, False, [(matrix, None, -1, False)], "matrix of 16 rows is no buffer of that width"),
+    ):
+        program = native.Program(pool(1))
+        buffers = [program.buffer(width) for width in (32, 32, 16)]
+        with pytest.raises(ValueError, match="made rows for it"):
+            program.linear("product", wanted, logits, segments)
+        program.norm_round("norm", wanted_before, *buffers[:2], None, 0.0, False, False)
+        with pytest.raises(ValueError, match=message):
+            program.linear("product", wanted, logits, segments)
+        program.norm_round("last", True, *buffers[:2], None, 0.0, False, False)
+        program.linear("logits", True, True, [(matrix, None, -1, False)])
+        with pytest.raises(ValueError, match="follows the logits"):
+            program.add("add", True, *buffers[:2])

@@ -14,7 +14,7 @@ from kvarn.backends.cpu.paging import lost_bytes, page_bytes
 from kvarn.backends.cpu.program import load_program, outline_program, packed_size
 from kvarn.backends.cpu.trials import LEAST_COLD, MOST_COLD, cold_bytes
 from kvarn.cache.spec import align
-from kvarn.forecast.memory import most_keys
+from kvarn.forecast.memory import most_keys, tails_of
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.loading.encodings import ENCODINGS, TensorInfo
 from kvarn.loading.quants import READABLE, grid_of
@@ -61,10 +61,13 @@ def _logits() -> np.ndarray:
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 @pytest.mark.parametrize("tokens", [16, 33])
-def test_the_workspace_after_the_largest_steps(tmp_path: Path, variant: str, tokens: int) -> None:
+@pytest.mark.parametrize("cells", ["bf16", "bf16/int4", "int8", "int6"])
+def test_the_workspace_after_the_largest_steps(tmp_path: Path, variant: str, tokens: int, cells: str) -> None:
     path = tiny(tmp_path, variant)
-    with LLM(path, context=300, max_seqs=2, max_batch_tokens=tokens, threads=2, backend="cpu", cache="paged") as llm:
-        forecast = llm.program.workspace_for(tokens, 2, most_keys(llm.cache.plan))
+    sizes = dict(context=300, max_seqs=2, max_batch_tokens=tokens)
+    with LLM(path, **sizes, threads=2, backend="cpu", cache="paged", cache_type=cells) as llm:
+        plan = llm.cache.plan
+        forecast = llm.program.workspace_for(tokens, 2, most_keys(plan), plan.codec.v.block, tails_of(plan))
         assert llm.program.workspace < forecast
         llm.generate([[1] * tokens], max_tokens=1, ignore_eos=True)
         llm.generate([[2], [3]], max_tokens=299, ignore_eos=True)  # side by side, to the end of the context

@@ -37,6 +37,8 @@ def test_one_shot_chunked_and_single_token_prefill_give_the_same_bits(strategy: 
         results.append(np.concatenate(rows))
     for other in results[1:]:
         assert (bits(results[0]) == bits(other)).all()
+    if CODECS[codec].tail:  # what a query reads depends on its own tile: tests/cache/test_tail.py
+        return
     everywhere = np.arange(length)
     k = decoded(rope.apply(x.k, everywhere, rotary), codec)
     q = rope.apply(x.q, everywhere, rotary)

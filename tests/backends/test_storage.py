@@ -59,8 +59,9 @@ def test_storage_past_two_to_the_31_elements(layout: str, codec: str, tmp_path: 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_block_as_bytes_is_the_same_in_every_layout(codec: str) -> None:
-    """What one layout's cache computed goes on in another's, to the bit."""
-    x, (before, after) = inputs(SPEC, 45, seed=3), chunks(0, 40, 5)
+    """What one layout's cache computed goes on in another's, to the bit. A tail goes nowhere, so a tile ends there."""
+    at = 32 if CODECS[codec].tail else 40
+    x, (before, after) = inputs(SPEC, 45, seed=3), chunks(0, at, 45 - at)
     data = {(0, layer): inputs(SPEC, 45, seed=layer) for layer in range(2)} | {(0, 0): x}
     caches = {}
     for layout in LAYOUTS:
@@ -68,23 +69,23 @@ def test_a_block_as_bytes_is_the_same_in_every_layout(codec: str) -> None:
         caches[layout] = Driven(config, backend())
         fill_with_nan(caches[layout])
     whole = drive(caches["token-major"], [before, after], data)
-    blocks = [block for block, _ in caches["token-major"].placements[0].blocks(0)]
+    blocks = [block for block, first in caches["token-major"].placements[0].blocks(0) if first < at]
     held = [caches["token-major"].memory.read_block(0, block) for block in blocks]
     for layout, cache in caches.items():
         if layout == "token-major":
             continue
         cache.open(0)
-        for start, length in ((0, 40), (40, 45)):
+        for start, length in ((0, at), (at, 45)):
             cache.reserve(0, length)
             cache.prepare([0])
             if start == 0:
                 for (block, _), bytes_ in zip(cache.placements[0].blocks(0), held, strict=True):
                     cache.memory.write_block(0, block, bytes_)
                     assert cache.memory.read_block(0, block) == bytes_, layout
-                cache.commit(0, range(40))
+                cache.commit(0, range(at))
         for layer in range(2):
             one = data[0, layer]
-            cache.write(layer, one.k[40:], one.v[40:])
-            assert (bits(cache.attend(layer, one.q[40:])) == bits(whole[0, layer][40:])).all(), layout
+            cache.write(layer, one.k[at:], one.v[at:])
+            assert (bits(cache.attend(layer, one.q[at:])) == bits(whole[0, layer][at:])).all(), layout
         with pytest.raises(BadArray, match="bytes, not 3"):
             cache.memory.write_block(0, 0, b"abc")

@@ -27,7 +27,7 @@ def table_over(blocks: list[int], block_size: int, length: int, new: int) -> Tab
 
 @pytest.mark.requirement(14)
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if not codec.scales])
+@pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if not codec.scale_unit])
 def test_both_page_formats_hold_the_same_cells_and_give_the_same_bits(codec: str) -> None:
     """[pages, layers, block, heads, dim] and [pages, block, heads, dim] hold the same cells and give the same bits."""
     pages, layers, block, layer = 7, 3, 16, 1

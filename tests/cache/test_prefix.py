@@ -203,9 +203,10 @@ def test_out_of_window() -> None:
     prompt(p, 0, TEXT[:80])  # 5 blocks, the first three have left the window
     prompt(p, 1, [7] * 64)  # 4 blocks: takes the three free ones and the least recent of those that left
     p.open(2)
-    branch = [*TEXT[:40], *[5] * 30]
-    adoption = p.match(2, branch, 69)
-    assert (adoption.reused, *adoption.limit[:2]) == (0, Reason.OUT_OF_WINDOW, 32)
+    adoption = p.match(2, [*TEXT[:30], *[5] * 40], 69)
+    assert (adoption.reused, *adoption.limit[:2]) == (0, Reason.OUT_OF_WINDOW, 16)
+    adoption = p.match(2, [*TEXT[:40], *[5] * 30], 69)
+    assert (adoption.reused, *adoption.limit[:2]) == (40, Reason.DIFFERS, 40), "after 40 tokens, block 0 is not seen"
     assert p.match(2, TEXT[:81], 80).reused == 80, "the end of the text is still there"
 
 

@@ -1,5 +1,7 @@
 """Strategy sizes for real models, byte budgets, and what is refused at start-up."""
 
+from dataclasses import fields, replace
+
 import pytest
 
 from kvarn.cache.codec import CODECS
@@ -10,6 +12,7 @@ from kvarn.cache.strategy import NAMES
 from kvarn.errors import KvarnError, OutOfMemory
 
 MIB = 1 << 20
+TAILED = [name for name, codec in CODECS.items() if codec.tail]
 GEMMA_LOCAL, GEMMA_GLOBAL = LayerSpec(4, 1, 256, 256, window=512), LayerSpec(4, 1, 256, 256)
 MODELS = {  # name: layers, bytes per token at 16 bits: 2 * layers * kv_heads * dim * 2
     "Phi-4": ([LayerSpec(40, 10, 128, 128)] * 40, 204_800),
@@ -52,6 +55,22 @@ def test_codecs_by_bytes(layers: list[LayerSpec], per_token: int) -> None:
     assert sizes["f32"] == 2 * per_token
     scales = sum(2 * spec.n_kv_heads * 4 for spec in layers)
     assert sizes["int8"] == per_token // 2 + scales
+    blocks = sum(2 * spec.n_kv_heads * spec.k_dim // 32 for spec in layers)
+    assert sizes["int6"] == (4 * 6 + 1) * blocks
+    assert sizes["int4"] == (4 * 4 + 1) * blocks
+
+
+def test_a_tail_is_two_tiles_of_int8_for_each_sequence() -> None:
+    layers, per_token = [LayerSpec(9, 3, 64, 64)] * 30, 23_040
+    for codec, parts in (("int4", 2), ("bf16/int4", 1), ("int6/bf16", 1), ("int8", 0)):
+        config = CacheConfig(layers, 512, "contiguous", codec, max_seqs=5)
+        made, rows = plan(config), parts * 30 * 3 * (64 + 4)
+        assert made.nbytes == 5 * 512 * made.bytes_per_token + 5 * 2 * 32 * rows
+        assert sum(group.tail_bytes for group in made.groups) == 2 * 32 * rows
+        budget = plan(replace(config, cache_bytes=made.nbytes))
+        assert budget.nbytes == made.nbytes
+        assert plan(replace(config, cache_bytes=made.nbytes - 1)).groups[0].config.n_blocks == 4
+    assert plan(CacheConfig(layers, 512, "contiguous", "bf16", max_seqs=5)).nbytes == 5 * 512 * per_token
 
 
 def test_gemma_paged_keeps_whole_contexts_only_where_they_are_seen() -> None:
@@ -71,8 +90,10 @@ def test_regions_are_aligned_and_do_not_overlap(layout: str, codec: str) -> None
     for offsets in made.offsets:
         assert offsets.k == at
         assert offsets.k < offsets.v < offsets.end
-        assert offsets.v <= offsets.k_scale <= offsets.v_scale <= offsets.end
-        assert all(offset % 64 == 0 for offset in (offsets.k, offsets.v, offsets.k_scale, offsets.v_scale))
+        starts = [getattr(offsets, field.name) for field in fields(offsets)]
+        assert starts == sorted(starts)
+        assert all(offset % 64 == 0 for offset in starts)
+        assert (offsets.k_tail < offsets.v_tail < offsets.k_tail_scale < offsets.v_tail_scale) == (codec in TAILED)
         at = offsets.end
     assert made.nbytes == at
 
@@ -107,6 +128,10 @@ REFUSED = {
     "unknown codec": (dict(codec="q4"), f"unknown cache type 'q4'; there are: {', '.join(CODECS)}"),
     "unknown layout": (dict(layout="diagonal"), "unknown cache layout 'diagonal'; there are: token-major"),
     "block of 8": (dict(block_size=8), "block size 8: it must be a power of two from 16"),
+    "block of 16 with a tail": (
+        dict(codec="f32/int4", block_size=16),
+        "block size 16: f32/int4 cells are made 32 tokens at a time; use 32 or more",
+    ),
     "block of 48": (dict(block_size=48), "block size 48: it must be a power of two from 16"),
     "panel of 16": (dict(layout="panel", block_size=16, strategy="paged"), "use block size 32 or more, or head-major"),
     "two layouts": (dict(strategy="repeated", layout="panel"), "is the repeated layout; for panel use 'contiguous'"),

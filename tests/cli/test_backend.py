@@ -54,16 +54,16 @@ def test_a_benchmark_of_several_types_runs_on_a_backend_that_has_them_all(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     install(monkeypatch)
-    found = said(capsys, "bench", model, "-p", "4", "-n", "0", "-r", "1", "-t", "1", "--cache-type", "int8,bf16")
+    found = said(capsys, "bench", model, "-p", "4", "-n", "0", "-r", "1", "-t", "1", "--cache-type", "f16/int8,bf16")
     assert found["backend"]["name"] == "cpu"
-    assert "no int8 cells yet" in found["backend"]["chosen"]
-    assert [row["cache_type"] for row in found["rows"]] == ["int8", "bf16"]
+    assert "no f16/int8 cells" in found["backend"]["chosen"]
+    assert [row["cache_type"] for row in found["rows"]] == ["f16/int8", "bf16"]
 
 
 def test_strategies_choose_a_backend_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     words = ("strategies", "-n", "40", "-c", "64", "--cache", "paged")
     install(monkeypatch)
-    assert said(capsys, *words, "--cache-type", "int8")["backend"] == "cpu"
+    assert said(capsys, *words, "--cache-type", "f16/int8")["backend"] == "cpu"
     assert main(list(words)) == 1
     assert capsys.readouterr().err == "kvarn strategies: the null backend has no layers\n", (
         "the fake's, so it was taken"

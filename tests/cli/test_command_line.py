@@ -89,9 +89,10 @@ WRONG = {  # what is typed: what follows `kvarn run: `
     "--top-p much": "--top-p is 'much'; it must be a number",
     "--cache-bytes inf": "--cache-bytes is 'inf'; it must be a number of bytes, as in 500M or 2G",
     "--stop-token-ids 1,x": "--stop-token-ids is '1,x'; it must be token ids with commas between them, as in 1,2",
-    "--cache-type int9": "--cache-type is 'int9'; it must be one of f32, f16, bf16, int8; did you mean int8?",
+    "--cache-type int9": "--cache-type is 'int9'; it must be one of f32, f16, bf16, int8, int6, int4; "
+    "did you mean int8?",
     "-c": "-c needs a value: -c N",
-    "--cache-type": "--cache-type needs a value: --cache-type f32|f16|bf16|int8",
+    "--cache-type": "--cache-type needs a value: --cache-type f32|f16|bf16|int8|int6|int4",
     "-p -hello": "-p needs a value: -p TEXT; a value that begins with - is written -p=-hello",
     "-p --json": "-p needs a value: -p TEXT",
     "--json=1": "--json takes no value",

@@ -37,9 +37,9 @@ TYPED = {  # the words of the line, the last one incomplete: what completes it
     ("--v",): ["--version"],
     ("run", "--cache-"): ["--cache-type", "--cache-type-k", "--cache-type-v", "--cache-bytes", "--cache-layout"],
     ("run", "--js"): ["--json", "--json-schema"],
-    ("run", "--cache-type", ""): ["f32", "f16", "bf16", "int8"],
+    ("run", "--cache-type", ""): ["f32", "f16", "bf16", "int8", "int6", "int4"],
     ("run", "--cache", "=", "pa"): ["paged"],
-    ("run", "--cache-type", "="): ["f32", "f16", "bf16", "int8"],
+    ("run", "--cache-type", "="): ["f32", "f16", "bf16", "int8", "int6", "int4"],
     ("run", "-m", "s"): [*(name for name in MODELS if name.startswith("s")), "some text.txt"],
     ("run", "mill"): [*COLONS],
     ("run", "mill", ":"): ["2b", "10b"],
@@ -63,7 +63,7 @@ TYPED = {  # the words of the line, the last one incomplete: what completes it
     ("bench", "--cache", "pa"): ["paged"],
     ("bench", "--cache", "paged,ri"): ["paged,ring"],
     ("bench", "--cache", "=", "paged,ri"): ["paged,ring"],
-    ("bench", "--cache-type", "f16,"): ["f16,f32", "f16,f16", "f16,bf16", "f16,int8"],
+    ("bench", "--cache-type", "f16,"): ["f16,f32", "f16,f16", "f16,bf16", "f16,int8", "f16,int6", "f16,int4"],
     ("nosuch", ""): [],
 }
 
@@ -104,7 +104,7 @@ def test_every_command_and_option_is_in_the_script(shell: str, scripts: dict[str
             names = {("--" if kind == "l" else "-") + name for kind, name in flags}
         if command != "help":
             assert names == set(parser_of(command)._option_string_actions), command
-    assert "f32 f16 bf16 int8" in text
+    assert "f32 f16 bf16 int8 int6 int4" in text
     assert all(name in text.replace("\\:", ":") for name in (*MODELS, *COLONS))
 
 

@@ -177,8 +177,8 @@ def test_a_device_that_is_not_here(model: str, capsys: pytest.CaptureFixture) ->
     found = facts(capsys, model, "--backend", "cuda", "--memory", "24G")
     assert (found["budget"], found["fits"]) == (24 << 30, True)
     assert not facts(capsys, model, "--backend", "cuda", "--memory", "1G")["fits"]
-    assert main(["plan", model, "--backend", "cuda", "--memory", "24G", "--cache-type", "int8"]) == 1
-    assert "the cuda backend has no int8 cells yet" in capsys.readouterr().err
+    assert main(["plan", model, "--backend", "cuda", "--memory", "24G", "--cache-type", "f16/int8"]) == 1
+    assert "the cuda backend has no f16/int8 cells" in capsys.readouterr().err
 
 
 def test_a_host_cache_is_part_of_the_total(model: str, capsys: pytest.CaptureFixture) -> None:

@@ -48,8 +48,10 @@ def test_the_cheapest_change_comes_first() -> None:
     cells //= 4
     tight = room(BESIDE + int(cells * 0.6)).options(alone)
     assert flags(tight, alone)[0] == "--cache-type int8", "before a shorter context"
-    tighter = room(BESIDE + int(cells * 0.3)).options(alone)
-    assert flags(tighter, alone)[0] == f"-c {tighter[0].config.context}"
+    tighter = room(BESIDE + int(cells * 0.4)).options(alone)
+    assert flags(tighter, alone)[:2] == ["--cache-type int4", f"-c {tighter[1].config.context}"]
+    tightest = room(BESIDE + int(cells * 0.1)).options(alone)
+    assert flags(tightest, alone)[0] == f"-c {tightest[0].config.context}"
 
 
 def test_what_else_would_fit() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gpu.support.demo import DEMOS, PRODUCT, SCALE
 
-from kvarn.backends.cuda import build, specs, store, workers
+from kvarn.backends.cuda import build, specs, store, tiling, workers
 from kvarn.backends.cuda.planes import KINDS, Planes
 from kvarn.backends.cuda.specs import Kernel, catalogue
 from kvarn.backends.cuda.store import TARGETS, Store, file_name, read
@@ -30,8 +30,10 @@ def sources(tmp_path: Path) -> Path:
     return shutil.copytree(DEMOS, tmp_path / "sources")
 
 
-def test_there_are_at_most_100_specialisations() -> None:
-    assert 0 < len(catalogue()) <= 100
+def test_there_are_at_most_115_specialisations() -> None:
+    """Each takes about a second of compilation and 40 KB: a kernel of attention per codec and size of heads is worth
+    it, one per pair of codecs is not."""
+    assert 0 < len(catalogue()) <= 115
     assert len(set(catalogue())) == len(catalogue())
 
 
@@ -54,7 +56,7 @@ def test_every_kernel_compiles_for_every_target() -> None:
 @pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
 def test_packed_products_load_while_they_multiply(planes: Planes, tmp_path: Path) -> None:
     """In the code for sm_90: asynchronous copies, tensor cores, two weights per fma, no weights in shared memory."""
-    kernels = [specs.linear_packed(planes, *tile) for tile in specs.tiles("packed")]
+    kernels = [specs.linear_packed(planes, *tile) for tile in tiling.tiles("packed")]
     assert build.build(kernels, [90], COMPILED).failures == []
     for kernel in kernels:
         binary = read(COMPILED / file_name(kernel, 90))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu_proof.py"
-SECTIONS = {"selftest", "kernels", "conformance", "bits", "memory", "speed"}
+SECTIONS = {"selftest", "kernels", "conformance", "bits", "codes", "lasting", "memory", "speed"}
 
 
 def proof(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from gpu.support.models import Batch, Loaded, text, write
 from gpu.support.recording import RecordingDriver
 from support.tiny_models import GOLDEN
 
-from kvarn.backends.cuda import inbox, specs
+from kvarn.backends.cuda import inbox, specs, tiling
 from kvarn.backends.cuda.inbox import BUCKETS, in_bucket, split_bucket
 from kvarn.backends.cuda.program import LOGIT_ROWS
 from kvarn.cache.plan import CacheConfig, plan
@@ -59,11 +59,25 @@ def test_three_sequences_in_a_bucket_of_four(cuda, tmp_path: Path, architecture:
         assert same_bits(np.concatenate([each[seq] for each in rows]), alone[-4:]), seq
 
 
+@pytest.mark.parametrize("codec", ["int8", "int8/int4"])
+def test_codes(cuda, tmp_path: Path, codec: str) -> None:
+    """Graphs whose steps fill tiles of some sequences, beside a run that is launched."""
+    loaded = Loaded(write(tmp_path / "tiny.gguf", "llama", "BF16", ONE), cuda, max_tokens=64)
+    texts = {seq: text(n + 3, n) for seq, n in enumerate((62, 30, 3))}
+    batch = batch_of(loaded, 96, 3, codec=codec, block_size=32)
+    batch.step({seq: tokens[:-3] for seq, tokens in texts.items()})
+    rows = [batch.step({seq: [texts[seq][batch.lengths[seq]]] for seq in texts}) for _ in range(3)]
+    assert loaded.program.graphs.replayed == 3
+    for seq, tokens in texts.items():
+        alone = loaded.logits(tokens, len(tokens), len(tokens) - 4, codec=codec, block_size=32)
+        assert same_bits(np.concatenate([each[seq] for each in rows]), alone[-3:]), seq
+
+
 def test_products_with_a_split_depth(cuda, tmp_path: Path) -> None:
     """A graph has a program per split; a prompt of more rows than SHARED_ROWS has one for all of them."""
     size = replace(ONE, feed_forward=2100)
     loaded = Loaded(write(tmp_path / "tiny.gguf", "llama", "BF16", size), cuda, max_tokens=16)
-    tokens = text(specs.SHARED_ROWS + 2)
+    tokens = text(tiling.SHARED_ROWS + 2)
     whole = loaded.logits(tokens, len(tokens), 0)
     launched = cuda._driver.launches("linear")
     assert "turns" in {dict(call.kernel.constants)["MODE"] for call in launched}
@@ -186,7 +200,7 @@ def test_buckets() -> None:
     group = plan(CacheConfig([LayerSpec(1, 1, 8, 8)], 1000, "paged", "bf16", max_chunk=1000), "head-major").groups[0]
     assert inbox.all_splits(group) == 5
     assert [split_bucket(group, n) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 5]
-    assert BUCKETS[-1] == specs.SHARED_ROWS, "decode steps have programs for each split of a product"
+    assert BUCKETS[-1] == tiling.SHARED_ROWS, "decode steps have programs for each split of a product"
 
 
 class TestRecordingDriver:

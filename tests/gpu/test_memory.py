@@ -164,9 +164,9 @@ def test_splits_that_a_query_may_see(window: int | None, pinned: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("codec", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("codec", ["f32", "f16", "bf16", "int8", "int8/int4"])
 def test_a_block_has_the_bytes_of_the_reference(cuda, layout: str, codec: str) -> None:
-    made = planned(layout=layout, strategy="contiguous", codec=codec)
+    made = planned(layout=layout, strategy="contiguous", codec=codec, block_size=32)
     ours, theirs = cuda.memory(made), Reference().memory(made)
     n = len(theirs.read_block(0, 0))
     for block in (0, made.groups[0].config.n_blocks - 1):
@@ -210,8 +210,14 @@ def test_more_runs_than_a_grid_takes(cuda, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_counters_are_those_of_the_reference(cuda) -> None:
     """Writes, reads, copies and calls, also of windows, and of heads that are stored several times."""
-    for settings in (dict(strategy="paged"), dict(strategy="repeated"), dict(strategy="sinks", window=20, pinned=3)):
-        config = CacheConfig([SPEC], 64, codec="bf16", block_size=16, max_seqs=2, max_chunk=64, **settings)
+    caches = (
+        dict(strategy="paged"),
+        dict(strategy="repeated"),
+        dict(strategy="sinks", window=20, pinned=3),
+        dict(strategy="paged", codec="int8/int4"),
+    )
+    for settings in caches:
+        config = CacheConfig([SPEC], 64, block_size=32, max_seqs=2, max_chunk=64, **(dict(codec="bf16") | settings))
         schedule = [{0: 30, 1: 1}, {0: 1}, {0: 2, 1: 3}, {0: 1, 1: 1}]
         data = workload([SPEC], schedule)
         ours = Driven(cuda, config)
@@ -268,7 +274,11 @@ def test_layers_refuse_what_does_not_fit_the_step(cuda) -> None:
 @pytest.mark.parametrize(
     ("spec", "settings", "words"),
     [
-        (SPEC, dict(codec="int8"), "no int8 cells yet"),
+        (
+            SPEC,
+            dict(codec="f16/int8"),
+            "no f16/int8 cells .it has f32, f16, bf16, int8, int6, int4, and pairs of bf16, ",
+        ),
         (SPEC, dict(layout="panel", block_size=32), "does not have the panel layout"),
         (SPEC, dict(layout="columns", block_size=32), "does not have the columns layout"),
         (LayerSpec(4, 2, 8, 16), {}, "keys of 8 and values of 16 numbers"),

@@ -11,7 +11,7 @@ from gpu.support.launching import Board, as_stored
 from gpu.support.oracle import relative
 from gpu.support.packing import offsets_of
 
-from kvarn.backends.cuda import selftest, specs, staging, weights
+from kvarn.backends.cuda import selftest, specs, staging, tiling, weights
 from kvarn.backends.cuda.planes import KINDS, PACKED, Planes, expanded
 from kvarn.loading.checkpoint import Encoded
 from kvarn.loading.progress import quiet
@@ -78,7 +78,7 @@ def test_products(driver, random, type_name: str, n_columns: int, n: int) -> Non
     """Every tile, and rows with the same bits in all of them."""
     board, width = Board(driver), width_of(type_name, n)
     matrix, weight = board.packed(type_name, blocks(type_name, (n_columns, width), random), width)
-    x = random.standard_normal((specs.SHARED_ROWS + 1, width), np.float32)
+    x = random.standard_normal((tiling.SHARED_ROWS + 1, width), np.float32)
     wide = as_stored(x, "f16")
     whole = board.linear(matrix, x, spare=5)
     assert relative(whole, wide @ weight.T, np.abs(wide) @ np.abs(weight).T) < SUM
@@ -91,7 +91,7 @@ def test_products(driver, random, type_name: str, n_columns: int, n: int) -> Non
 @pytest.mark.parametrize(("n_columns", "width", "splits"), [(70, 1280, 2), (40, 2304, 4)])
 def test_splits_of_the_depth(driver, random, type_name: str, n_columns: int, width: int, splits: int) -> None:
     """A program per split, in any order, and one program for all of them give the same bits."""
-    board, n = Board(driver), specs.SHARED_ROWS + 1
+    board, n = Board(driver), tiling.SHARED_ROWS + 1
     matrix, weight = board.packed(type_name, blocks(type_name, (n_columns, width), random), width)
     assert matrix.splits == splits
     x, into = (random.standard_normal((n, each), np.float32) for each in (width, n_columns))
@@ -109,8 +109,8 @@ def test_splits_of_the_depth(driver, random, type_name: str, n_columns: int, wid
 @pytest.mark.parametrize("planes", KINDS, ids=lambda planes: planes.name)
 def test_every_split_has_units(planes: Planes) -> None:
     """A split that is empty would be a program for nothing."""
-    for depth in range(specs.DEPTH, 1 << 15, specs.DEPTH):
-        splits, units = specs.splits_of(64, depth, packed=True), planes.units(depth)
+    for depth in range(tiling.DEPTH, 1 << 15, tiling.DEPTH):
+        splits, units = tiling.splits_of(64, depth, packed=True), planes.units(depth)
         assert -(-units // splits) * (splits - 1) < units
 
 
@@ -151,7 +151,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(driver, random) -> None:
 
 def test_tiles_and_products() -> None:
     def tiles(n_rows: int, splits: int) -> list[tuple[int, int, str]]:
-        found = [specs.tile_for("packed", n, n_rows, splits) for n in (1, 9, 17, 33, 65, 256, 257)]
+        found = [tiling.tile_for("packed", n, n_rows, splits) for n in (1, 9, 17, 33, 65, 256, 257)]
         return [(tile.rows, tile.columns, mode) for tile, mode in found]
 
     few = [(8, 64, "shared"), (16, 64, "shared"), (32, 64, "shared"), (64, 64, "shared")]
@@ -159,9 +159,9 @@ def test_tiles_and_products() -> None:
     assert tiles(4096, 4) == few + [(64, 64, "shared")] * 2 + [(128, 128, "turns")]
     assert tiles(576, 1) == few + [(64, 64, "shared")] * 2 + [(128, 256, "whole")]
     for planes in KINDS:
-        for kernel in (specs.linear_packed(planes, *tile) for tile in specs.tiles("packed")):
+        for kernel in (specs.linear_packed(planes, *tile) for tile in tiling.tiles("packed")):
             assert specs.ROWS % kernel.size("BM") == specs.COLUMNS % kernel.size("BN") == 0, "tiles are never cut"
-        assert specs.DEPTH % planes.span == 0, "a block is inside of the inputs, or behind them"
+        assert tiling.DEPTH % planes.span == 0, "a block is inside of the inputs, or behind them"
     names = {specs.product_of(kind) for kind in (*PACKED, "Q3_K", "IQ4_XS", "F16")}
     assert names == {"packed4", "packed4+", "packed5+", "packed6", "packed8", "f16"}
     assert {specs.form_of(kind) for kind in PACKED} == {"f16"}

@@ -6,7 +6,7 @@ from gpu.support.driving import same_bits
 from gpu.support.launching import FORMS, Board, as_stored
 from gpu.support.oracle import relative
 
-from kvarn.backends.cuda import specs
+from kvarn.backends.cuda import specs, tiling
 from kvarn.backends.cuda.products import Products
 
 SUM = 5e-7  # of a product, relative to the sum of the sizes of its terms
@@ -33,7 +33,7 @@ def test_every_tile(driver, random, form: str, shape: tuple[int, int], n: int) -
 @pytest.mark.parametrize(("shape", "splits"), [((70, 2060), 2), ((40, 4500), 4)])
 def test_splits_of_the_depth(driver, random, form: str, shape: tuple[int, int], splits: int) -> None:
     """A program per split, in any order, and one program for all of them give the same bits."""
-    board, n = Board(driver), specs.SHARED_ROWS + 1
+    board, n = Board(driver), tiling.SHARED_ROWS + 1
     weight, x = random.standard_normal(shape, np.float32), random.standard_normal((n, shape[1]), np.float32)
     matrix = board.matrix(form, weight)
     assert matrix.splits == splits
@@ -42,7 +42,7 @@ def test_splits_of_the_depth(driver, random, form: str, shape: tuple[int, int], 
     whole = board.linear(matrix, x, bias, into, 0.25, spare=3)
     expected = 0.25 * wide @ stored.T + bias + into
     assert relative(whole, expected, 0.25 * np.abs(wide) @ np.abs(stored).T + np.abs(bias) + np.abs(into)) < SUM
-    for rows, order in ((1, None), (1, random), (20, random), (60, None), (specs.SHARED_ROWS, random)):
+    for rows, order in ((1, None), (1, random), (20, random), (60, None), (tiling.SHARED_ROWS, random)):
         driver.order = order
         found = board.linear(matrix, x[:rows], bias, into[:rows], 0.25, spare=3)
         assert same_bits(found, np.ascontiguousarray(whole[:rows])), rows
@@ -58,7 +58,7 @@ def test_counters_are_zero_again_and_memory_is_enough(driver, random) -> None:
         for matrix in matrices:
             for n in (1, 20, 129):
                 out = board.room(4 * n * matrix.n_rows)
-                products.launch(board.room(2 * specs.SHARED_ROWS * matrix.depth, 0), matrix, out, matrix.n_rows, n)
+                products.launch(board.room(2 * tiling.SHARED_ROWS * matrix.depth, 0), matrix, out, matrix.n_rows, n)
                 assert not board.get(out, (n, matrix.n_rows), "f32").any()
     counters = products._counters
     assert counters is not None
@@ -68,11 +68,11 @@ def test_counters_are_zero_again_and_memory_is_enough(driver, random) -> None:
 def test_the_number_of_splits_follows_from_the_shape() -> None:
     """Of Llama 3 8B (qkv, o, gate and up, down, logits), of TinyLlama, and of small matrices."""
     large = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)]
-    assert [specs.splits_of(*shape) for shape in large] == [2, 4, 1, 4, 1]
+    assert [tiling.splits_of(*shape) for shape in large] == [2, 4, 1, 4, 1]
     small = [(2560, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (32000, 2048), (64, 128), (64, 1920)]
-    assert [specs.splits_of(*shape) for shape in small] == [2, 2, 1, 4, 1, 1, 1]
-    assert specs.splits_of(16, 1 << 20) == specs.MOST_SPLITS
-    assert [specs.splits_of(*shape, packed=True) for shape in large] == [4, 4, 1, 4, 1]
+    assert [tiling.splits_of(*shape) for shape in small] == [2, 2, 1, 4, 1, 1, 1]
+    assert tiling.splits_of(16, 1 << 20) == tiling.MOST_SPLITS
+    assert [tiling.splits_of(*shape, packed=True) for shape in large] == [4, 4, 1, 4, 1]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -101,24 +101,24 @@ def test_what_is_not_finite_stays_in_its_row_and_column(driver, random) -> None:
 
 def test_the_tile_follows_the_number_of_rows() -> None:
     def tiles(n_rows: int, splits: int) -> list[tuple[int, int, str]]:
-        found = [specs.tile_for("bf16", n, n_rows, splits) for n in (1, 16, 17, 33, 65, 256, 257)]
+        found = [tiling.tile_for("bf16", n, n_rows, splits) for n in (1, 16, 17, 33, 65, 256, 257)]
         return [(tile.rows, tile.columns, mode) for tile, mode in found]
 
-    few = [(32, 64, "shared"), (64, 64, "shared"), (128, 64, "shared"), (128, 64, "shared")]
-    assert tiles(28672, 1) == [(16, 64, "shared")] * 2 + few + [(256, 128, "whole")]
-    assert tiles(4096, 4) == [(16, 64, "shared")] * 2 + few + [(256, 64, "turns")]
-    assert tiles(2048, 2) == [(16, 32, "shared")] * 2 + few + [(256, 64, "turns")]
+    few = [(32, 64, "shared"), (64, 64, "shared")]
+    assert tiles(28672, 1) == [(16, 64, "shared")] * 2 + few + [(128, 64, "shared")] * 2 + [(256, 128, "whole")]
+    assert tiles(4096, 4) == [(16, 64, "shared")] * 2 + few + [(64, 128, "shared")] * 2 + [(256, 64, "turns")]
+    assert tiles(2048, 2) == [(16, 32, "shared")] * 2 + few + [(64, 128, "shared")] * 2 + [(256, 64, "turns")]
     for form in FORMS:
-        for kernel in (specs.linear(form, *tile) for tile in specs.tiles(form)):
+        for kernel in (specs.linear(form, *tile) for tile in tiling.tiles(form)):
             assert specs.ROWS % kernel.size("BM") == specs.COLUMNS % kernel.size("BN") == 0, "tiles are never cut"
-            assert specs.DEPTH % kernel.size("BK") == 0
+            assert tiling.DEPTH % kernel.size("BK") == 0
 
 
-@pytest.mark.parametrize("kind", specs.TILES)
+@pytest.mark.parametrize("kind", tiling.TILES)
 def test_every_tile_that_is_chosen_is_in_the_catalogue(kind: str) -> None:
     shapes = [(n_rows, splits) for n_rows in (64, 9999, 99999) for splits in (1, 2, 8)]
-    chosen = [specs.tile_for(kind, n, *shape) for n in range(1, 300) for shape in shapes]
-    assert set(chosen) == set(specs.tiles(kind))
+    chosen = [tiling.tile_for(kind, n, *shape) for n in range(1, 300) for shape in shapes]
+    assert set(chosen) == set(tiling.tiles(kind))
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (8, 3), (9, 5), (20, 1), (16, 4)])

@@ -45,7 +45,7 @@ class Case:
         norms = [board.put(x) if self.normed else 0 for x in self.norms]
         centre = board.put(self.centre) if self.centred else 0
         turns = [board.put(x) if self.half else 0 for x in (self.cos, self.sin)]
-        strides = (2 * self.copies * BLOCK * dim, BLOCK * dim, dim)
+        rows = (2 * self.copies * BLOCK, BLOCK, 1)
         board.launch(
             specs.rotate(codec),
             (len(CELLS), self.heads[0] + 2 * self.heads[1], 1),
@@ -53,7 +53,7 @@ class Case:
             *(x.shape[1] for x in given),
             *(*norms, centre, *turns, board.put(np.array(CELLS, np.int32)), q_out, *cells),
             *(*self.heads, self.copies, dim, self.half, BLOCK),
-            *(*strides, *strides, int(self.normed), int(self.normed), int(self.centred), EPS),
+            *(*rows, int(self.normed), int(self.normed), int(self.centred), EPS),
         )
         shapes = (self.q.shape, stored, stored)
         return tuple(decoded(board.get(a, s, codec), codec) for a, s in zip((q_out, *cells), shapes, strict=True))

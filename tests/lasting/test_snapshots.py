@@ -53,6 +53,50 @@ def test_an_answer_from_a_snapshot_is_the_answer_without_it(path: Path, made: Pa
         llm.cache.check()
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_snapshot_has_whole_tiles_of_cells_with_a_tail(path: Path, tmp_path, backend: str) -> None:
+    """The file has all tokens. Those after the last whole tile are computed again, and so is a text without one."""
+    given = {"cache_type": "int8/int4", "backend": backend}
+    with load(path, **given) as llm:
+        plain = llm.generate([TEXT], max_tokens=8, logprobs=1, **DRAWN)[0]
+        llm.save_snapshot(tmp_path / "text.kvs", TEXT)
+        llm.save_snapshot(tmp_path / "answer.kvs", llm.generate([TEXT], max_tokens=3, logprobs=1, **DRAWN)[0])
+        llm.save_snapshot(tmp_path / "short.kvs", TEXT[:20])
+    with SnapshotFile(tmp_path / "text.kvs") as file:
+        assert file.facts.n_tokens == 150
+    for strategy in ("contiguous", "sliding"):
+        with load(path, cache=strategy, snapshot=tmp_path / "text.kvs", **given) as llm:
+            job = llm.start(TEXT, plain.params)
+            llm.runner.wait(job)
+            assert job.output().tokens == plain.tokens
+            assert job.output().cached_tokens == 128
+            assert "(128 from snapshot text.kvs, read in " in in_words(explain(job.request), str)
+            assert llm.snapshots.verify(tmp_path / "text.kvs", 3, 1, lambda *_: None) == 3
+            assert llm.snapshots.verify(tmp_path / "text.kvs", 10**6, 1, lambda *_: None) == 128
+            llm.cache.check()
+        with load(path, cache=strategy, **given) as llm:
+            assert llm.resume(tmp_path / "answer.kvs", max_tokens=5).tokens == plain.tokens
+            short = llm.snapshots.load(tmp_path / "short.kvs")
+            assert short.tokens == TEXT[:20]
+            assert llm.generate([TEXT[:30]], max_tokens=1)[0].cached_tokens == 0
+            llm.cache.check()
+
+
+@pytest.mark.parametrize("strategy", ["paged", "sliding"])
+def test_a_text_longer_than_its_window_is_reused_whole_wherever_it_ends(path: Path, tmp_path, strategy: str) -> None:
+    """Also in the middle of a block. The cells before the window of its last token are not in the file."""
+    settings = dict(cache=strategy, window=40, block_size=16)
+    with load(path, **settings) as llm:
+        for n in range(112, 129):
+            llm.save_snapshot(tmp_path / f"{n}.kvs", TEXT[:n])
+        plain = llm.generate([TEXT], max_tokens=4, **DRAWN)[0]
+    for n in range(112, 129):
+        with load(path, **settings, snapshot=tmp_path / f"{n}.kvs") as llm:
+            found = llm.generate([TEXT], plain.params)[0]
+            assert (found.tokens, found.cached_tokens) == (plain.tokens, n)
+            llm.cache.check()
+
+
 @pytest.mark.parametrize("strategy", ["paged", "contiguous", "sinks"])
 def test_a_drawn_answer_goes_on_to_the_bit_in_another_process_and_order(path: Path, tmp_path, strategy: str) -> None:
     with load(path) as llm:

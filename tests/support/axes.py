@@ -17,7 +17,15 @@ SPECS = {
 }
 BLOCKS = (None, 16, 32, 64)  # None: the strategy's own
 PAGES = BLOCKS[1:]
-PAIRS = ("int8/bf16", "f32/int8", "bf16/f16")  # codecs of K and V; a kernel knows one of the two
+PAIRS = (
+    "int8/bf16",
+    "f32/int8",
+    "bf16/f16",
+    "int8/int4",
+    "int6/f16",
+    "int6/int4",
+    "f32/int6",
+)  # codecs of K and V; a kernel knows one of the two
 
 
 def block_sizes(strategy: str) -> tuple[int | None, ...]:

@@ -2,11 +2,12 @@
 
 A `Book` drives a KVCache and stands for its device: from the steps it is given, it keeps in plain dictionaries what
 every table row and every cell must hold, a cell being the identity of the token prefix that was written there. After
-any operation, whatever a live sequence's next query may see must be in the cell that its blocks name. Steps may be
-applied and committed later, or dropped. Used by the stateful tests and by the fuzzer.
+any operation, whatever a live sequence's next query may see must be in the cell that its blocks name. With a tail,
+what it may see of its own tile must be in the tail, and a cell is written when its tile is full. Steps may be applied
+and committed later, or dropped. Used by the stateful tests and by the fuzzer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ from kvarn.errors import KvarnError, UnknownSequence
 FULL = LayerSpec(2, 1, 1, 1)
 LOCAL = LayerSpec(2, 1, 1, 1, window=24)
 SMALL = dict(context=112, block_size=16, max_chunk=20, max_seqs=5, codec="f32")
+TAIL = dict(context=300, block_size=32, max_chunk=110, max_seqs=5, codec="int4")
 
 
 def _paged_bytes(layers: list[LayerSpec], blocks: int) -> int:
@@ -49,6 +51,18 @@ CONFIGS: dict[str, CacheConfig] = {
     "ring of one, in flight": CacheConfig([FULL], strategy="ring", window=1, ahead=1, **(SMALL | dict(max_chunk=1))),
     "sliding, in flight": CacheConfig([FULL], strategy="sliding", window=30, ahead=5, **SMALL),
     "two groups, in flight": CacheConfig([LOCAL, FULL], strategy="paged", ahead=2, **SMALL),
+    "tail, contiguous": CacheConfig([FULL], strategy="contiguous", **(TAIL | dict(block_size=None))),
+    "tail, slab of blocks": CacheConfig([FULL], strategy="contiguous", **(TAIL | dict(max_chunk=40))),
+    "tail, ring": CacheConfig([FULL], strategy="ring", window=24, **TAIL),
+    "tail, ring of one": CacheConfig([FULL], strategy="ring", window=1, **(TAIL | dict(max_chunk=1))),
+    "tail, sinks": CacheConfig([FULL], strategy="sinks", window=30, pinned=20, **TAIL),
+    "tail, sliding, pinned": CacheConfig([FULL], strategy="sliding", window=40, pinned=20, **TAIL),
+    "tail, paged": CacheConfig([FULL], strategy="paged", **TAIL),
+    "tail, large pages": CacheConfig([FULL], strategy="paged", **(TAIL | dict(block_size=64, max_chunk=30))),
+    "tail, scarce": CacheConfig([FULL], strategy="paged", cache_bytes=12 * 32 * 2 * 17 + 5 * 4608, **TAIL),
+    "tail, two groups": CacheConfig([LOCAL, FULL], strategy="paged", **(TAIL | dict(codec="bf16/int6"))),
+    "tail, in flight": CacheConfig([LOCAL, FULL], strategy="paged", ahead=2, **TAIL),
+    "tail, ring in flight": CacheConfig([FULL], strategy="ring", window=30, ahead=40, **TAIL),
 }
 
 
@@ -63,10 +77,12 @@ def refused(attempt: Callable[[], object], error: type[KvarnError]) -> None:
 class Device:
     """One group's table and cells, as a step describes them."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, tile: int) -> None:
         self.size = block_size
+        self.tile = tile
         self.rows: dict[int, list[tuple[int, int]]] = {}  # (position of slot 0, block) by row
         self.cells: dict[int, int] = {}
+        self.tail: dict[tuple[int, int], int] = {}  # by row and position modulo two tiles
 
     def apply(self, rows: list[int], step: GroupStep) -> None:
         self.cells |= self.copied(step.moves)
@@ -77,6 +93,25 @@ class Device:
         for row, n in zip(rows, step.n_blocks, strict=True):
             assert n <= len(self.rows[row]), "a row has fewer blocks than the step says"
             del self.rows[row][n:]
+
+    def write(self, row: int, first: int, new: list[int], cells: list[int]) -> None:
+        """New tokens of a sequence, from position `first` on, go to these cells: with a tail, when their tile is
+        full."""
+        if self.tile == 1:
+            self.cells |= dict(zip(cells, new, strict=True))
+            return
+        own = [self.held(row, pos) for pos in range(first - first % self.tile, first)] + new
+        begin, end = first - first % self.tile, first + len(new)
+        for tile in range(begin, end - self.tile + 1, self.tile):
+            last = cells[tile + self.tile - 1 - first]
+            rows = own[tile - begin : tile - begin + self.tile]
+            self.cells |= dict(zip(range(last - self.tile + 1, last + 1), rows, strict=True))
+        for pos in range(max(first, (end - 1) // self.tile * self.tile - self.tile), end):
+            self.tail[row, pos % (2 * self.tile)] = own[pos - begin]
+
+    def held(self, row: int, pos: int) -> int | None:
+        """What the tail of this row has in the place of this position."""
+        return self.tail.get((row, pos % (2 * self.tile)))
 
     def copied(self, moves) -> dict[int, int | None]:
         """What cells hold once these moves are done."""
@@ -96,6 +131,8 @@ class Text:
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     committed: int = 0  # of them
+    row: int | None = None  # of the table, once it had a step
+    kept: int = 0  # the tail must have the tiles from here on
 
     def extend(self, tokens) -> None:
         for token in tokens:
@@ -115,7 +152,8 @@ class Book:
         self.config = config
         self.cache = KVCache(plan(config))
         self.texts: dict[int, Text] = {}
-        self.devices = [Device(group.config.block_size) for group in self.cache.plan.groups]
+        self.tile = self.cache.plan.tile
+        self.devices = [Device(group.config.block_size, self.tile) for group in self.cache.plan.groups]
         self.size = self.cache.plan.groups[0].config.block_size
         self.shares = self.cache.shares
         self.windowed = any(group.config.spec.window is not None for group in self.cache.plan.groups)
@@ -144,8 +182,9 @@ class Book:
             assert adoption == (0, ReuseLimit(Reason.NOT_SHARING, 0))
         if stop.reason is Reason.DIFFERS:
             assert tokens[stop.at] == stop.ours != stop.theirs
+        assert reused % self.tile == 0
         text.extend(tokens[:reused])
-        text.committed = reused
+        text.committed = text.kept = reused
         return adoption
 
     def _spilled(self, spilled: Spilled) -> None:
@@ -189,12 +228,13 @@ class Book:
                 shared = next((i for i, (a, b) in enumerate(zip(theirs, tokens, strict=False)) if a != b), None)
                 shared = min(len(theirs), len(tokens)) if shared is None else shared
                 best = max(best, shared // self.size * self.size)
-        return min(best, len(tokens) - 1)
+        best = min(best, len(tokens) - 1)
+        return best - best % self.tile
 
     def step(self, batch: dict[int, list[int]], keep: float = 1.0, commit: bool = True) -> set[int]:
         """Reserve, prepare, run and advance over new tokens (only the first `keep` of them: at least one), then commit
         them, or leave that for later; the sequences for which there was room."""
-        ready = self._reserve(batch)
+        ready = self._with_tail(self._reserve(batch))
         if not ready:
             return set()
         step = self.cache.prepare(list(ready))
@@ -209,6 +249,22 @@ class Book:
             if commit:
                 self.commit(seq)
         return set(ready)
+
+    def _with_tail(self, ready: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Those of the sequences whose tail has their own tile. Others had a step that wrote more than was advanced
+        over: they are refused until they return to the begin of a tile."""
+        lost = [seq for seq in ready if not self._tail_holds(seq)]
+        for seq in lost:
+            refused(lambda seq=seq: self.cache.prepare([seq]), KvarnError)
+            self.commit(seq)
+            self.rewind(seq, self.texts[seq].committed)
+            assert self._tail_holds(seq)
+        return {seq: tokens for seq, tokens in ready.items() if seq not in lost}
+
+    def _tail_holds(self, seq: int) -> bool:
+        text = self.texts[seq]
+        own = range(len(text.tokens) - len(text.tokens) % self.tile, len(text.tokens))
+        return all(device.held(text.row, pos) == text.prefixes[pos] for device in self.devices for pos in own)
 
     def commit(self, seq: int, keep: float = 1.0) -> None:
         text = self.texts[seq]
@@ -225,18 +281,21 @@ class Book:
         batch = {
             seq: tokens for seq, tokens in batch.items() if self.texts[seq].committed == len(self.texts[seq].tokens)
         }
-        ready = self._reserve(batch)
+        ready = self._with_tail(self._reserve(batch))
         if prepare and ready:
             step = self.cache.prepare(list(ready))
             for device, group in zip(self.devices, step.groups, strict=True):
                 device.apply(step.rows, group)
-                device.cells |= dict.fromkeys(group.cells, -1)  # written, and worth nothing
+            for seq, row, first, cells in self._parts(step):
+                for device, own in zip(self.devices, cells, strict=True):
+                    device.write(row, first, [-1] * len(own), own)  # written, and worth nothing
+                self._written(seq, row, first, first + len(cells[0]))
         for seq in ready:  # what is reserved lapses with a rewind to where the sequence stands
-            assert self.cache.rewind(seq, len(self.texts[seq].tokens)) == len(self.texts[seq].tokens)
+            self.rewind(seq, len(self.texts[seq].tokens))
 
     def drop(self, batch: dict[int, list[int]]) -> None:
         """A step that is prepared and never applied takes its sequences, and those whose copies it had, with it."""
-        ready = self._reserve(batch)
+        ready = self._with_tail(self._reserve(batch))
         if ready:
             lost = self.cache.drop(self.cache.prepare(list(ready)))
             assert set(ready) <= set(lost)
@@ -263,16 +322,17 @@ class Book:
         """Apply the step, write its cells, and look at what its queries may see."""
         for device, group in zip(self.devices, step.groups, strict=True):
             device.apply(step.rows, group)
-        at = 0
-        for seq, n in zip(step.seqs, step.n_new, strict=True):
+        positions = []
+        for seq, row, first, cells in self._parts(step):
             text = self.texts[seq]
-            start = len(text.tokens)
-            assert n == len(ready[seq])
+            assert len(cells[0]) == len(ready[seq])
+            assert first == len(text.tokens)
             text.extend(ready[seq])
-            assert step.positions[at : at + n] == list(range(start, start + n))
-            for device, group in zip(self.devices, step.groups, strict=True):
-                device.cells |= dict(zip(group.cells[at : at + n], text.prefixes[start:], strict=True))
-            at += n
+            positions += range(first, len(text.tokens))
+            for device, own in zip(self.devices, cells, strict=True):
+                device.write(row, first, text.prefixes[first:], own)
+            self._written(seq, row, first, len(text.tokens))
+        assert step.positions == positions
         for i, (seq, row) in enumerate(zip(step.seqs, step.rows, strict=True)):
             first, length = len(self.texts[seq].tokens) - step.n_new[i], len(self.texts[seq].tokens)
             for index, device in enumerate(self.devices):
@@ -281,12 +341,25 @@ class Book:
                 assert list(where) == sorted(where)
                 self._verify_cells(seq, index, where, [first, length - 1], length)
 
+    def _parts(self, step: Step) -> Iterator[tuple[int, int, int, list[list[int]]]]:
+        """Sequence, row, first position and cells in each group."""
+        at = 0
+        for seq, row, n in zip(step.seqs, step.rows, step.n_new, strict=True):
+            yield seq, row, step.positions[at], [group.cells[at : at + n] for group in step.groups]
+            at += n
+
+    def _written(self, seq: int, row: int, first: int, end: int) -> None:
+        text, last_two = self.texts[seq], (end - 1) // self.tile * self.tile - self.tile
+        text.row, text.kept = row, max(min(text.kept, first), last_two)
+
     def rewind(self, seq: int, length: int) -> int:
-        reached = self.cache.rewind(seq, length)
+        reached, text = self.cache.rewind(seq, length), self.texts[seq]
+        begun = length - length % self.tile
         assert reached <= length
         if not self.windowed:
-            assert reached == length
-        self.texts[seq].cut(reached)
+            assert reached == (length if begun >= text.kept else begun)
+        text.cut(reached)
+        text.kept = min(text.kept, reached)
         return reached
 
     def fork(self, parent: int, child: int) -> bool:
@@ -298,7 +371,12 @@ class Book:
         if not self.cache.fork(parent, child):
             assert self._state() == before
             return False
-        self.texts[child] = self.texts[parent].copy()
+        text, length = self.texts[parent].copy(), self.cache.length(child)
+        begun = len(text.tokens) - len(text.tokens) % self.tile
+        assert length == begun or (self.windowed and length < begun and length % self.tile == 0)
+        text.cut(length)
+        text.kept = length
+        self.texts[child] = text
         return True
 
     def free(self, seq: int) -> None:
@@ -346,6 +424,8 @@ class Book:
         for index, placement in enumerate(self.cache.placements):
             where = {first: block for block, first in placement.blocks(seq)}
             self._verify_cells(seq, index, where, [text.committed, len(text.tokens)], len(text.tokens))
+        if len(text.tokens) - len(text.tokens) % self.tile >= text.kept:
+            assert self._tail_holds(seq), f"sequence {seq}: the tail has something else"
 
     def _verify_cells(self, seq: int, index: int, where: dict[int, int], queries: list[int], length: int) -> None:
         placement, device, prefixes = self.cache.placements[index], self.devices[index], self.texts[seq].prefixes
@@ -353,7 +433,7 @@ class Book:
         pos = np.arange(length)
         seen = np.zeros(length, bool)
         for query in queries:
-            seen |= placement.spec.visible(query, pos)
+            seen |= placement.spec.visible(query, pos) & ((self.tile == 1) | (pos < query - query % self.tile))
         for p in np.flatnonzero(seen).tolist():
             first = p - p % self.size
             cell = where[first] * self.size + p - first

@@ -5,6 +5,7 @@ the fixture `backend` runs once on the reference and once per instruction set of
 `reference` runs on that alone. `backend()` gives the one whose turn it is, and raises where neither was asked for.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ from kvarn.backends.cpu.program import CpuProgram
 from kvarn.backends.host import HostMemory, Store
 from kvarn.backends.reference import Reference, dense, rope
 from kvarn.backends.reference.cells import write
-from kvarn.backends.reference.codecs import DEFINITIONS, rotate
+from kvarn.backends.reference.codecs import DEFINITIONS, PACKED, rotate, scale_of
 from kvarn.cache.cache import KVCache
-from kvarn.cache.codec import codecs_of
+from kvarn.cache.codec import TILE, Codec, codecs_of
 from kvarn.cache.placement import Placement
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
@@ -53,7 +54,8 @@ MIX = {  # name: per step, sequence -> new tokens
     "by ones": [{0: 1}] * 70,
     "odd": [{0: 7}, {0: 1}] * 18,
 }
-F32_MATH = ("f32", "f16")  # codecs whose cells the native backend multiplies in f32; bf16 as bf16, int8 as integers
+F32_MATH = ("f32", "f16")  # codecs whose cells the native backend multiplies in f32
+INTEGERS = ("int8", *PACKED)  # and as integers; bf16 as bf16
 LOG2E = np.float32(1.4426950408889634)
 _current: list[str] = []  # the innermost `using` is the last
 
@@ -189,7 +191,8 @@ def fill_with_nan(cache: Driven) -> None:
 def cells_of_nan(stores: Sequence[Store]) -> None:
     """All bits are 1: a NaN in every type of float, and in the scales of integers."""
     for store in stores:
-        for array in store.arrays:
+        tails = [] if store.tail is None else [store.tail.k, store.tail.v, store.tail.k_scale, store.tail.v_scale]
+        for array in (*store.arrays, *(each for each in tails if each is not None)):
             unsigned = np.dtype(f"u{array.itemsize}")
             array.view(unsigned)[...] = np.iinfo(unsigned).max
 
@@ -263,9 +266,42 @@ def decoded(x: np.ndarray, codec: str) -> np.ndarray:
     return DEFINITIONS[codec].decode(DEFINITIONS[codec].define(flat), x.shape[-1]).astype(np.float64).reshape(x.shape)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What queries read of one sequence's K or V: `own` in their tile of 32 positions, `far` elsewhere. Without a tail
+    they are the same."""
+
+    far: np.ndarray
+    own: np.ndarray
+
+    def at(self, tile: int) -> np.ndarray:
+        """For queries in this tile."""
+        here = np.arange(len(self.far)) // TILE == tile
+        return np.where(here.reshape(-1, *[1] * (self.far.ndim - 1)), self.own, self.far)
+
+
+def stored(x: np.ndarray, codec: Codec) -> Stored:
+    far = decoded(x, codec.name)
+    return Stored(far, decoded(x, "int8") if codec.tail else far)
+
+
+def spans(codec: str, first: int, end: int) -> list[tuple[int, int]]:
+    """The positions from `first` to `end`, by tiles if queries read their own tile from a tail."""
+    if not codecs_of(codec).tail:
+        return [(first, end)]
+    edges = [first, *range(first // TILE * TILE + TILE, end, TILE), end]
+    return list(itertools.pairwise(edges))
+
+
 def oracle(x: Inputs, spec: LayerSpec, codec: str) -> np.ndarray:
     pair = codecs_of(codec)
-    return dense.attend(x.q, decoded(x.k, pair.k.name), decoded(x.v, pair.v.name), spec, spec.k_dim**-0.5)
+    k, v = stored(x.k, pair.k), stored(x.v, pair.v)
+    return np.concatenate(
+        [
+            dense.attend(x.q[a:b], k.at(a // TILE), v.at(a // TILE), spec, spec.k_dim**-0.5, a)
+            for a, b in spans(codec, 0, len(x.q))
+        ]
+    )
 
 
 class Expected(NamedTuple):
@@ -277,54 +313,76 @@ def expect(x: Inputs, spec: LayerSpec, codec: str, first: int = 0) -> Expected:
     """The oracle's rows from position `first` on. Native products of bf16 round scaled queries and probabilities: the
     first is repeated here, the second moves an output by at most 2^-8 of the same average over absolute values."""
     pair = codecs_of(codec)
-    k, v, q, scale = decoded(x.k, pair.k.name), decoded(x.v, pair.v.name), x.q, spec.k_dim**-0.5
-    if on_cpu() and pair.k.name == "int8":
-        q, k, scale = _rounded_queries(q, np.float32(scale) * LOG2E), _whole_blocks(x.k), float(np.log(2))
+    k, v, q, scale = stored(x.k, pair.k), stored(x.v, pair.v), x.q, spec.k_dim**-0.5
+    if on_cpu() and pair.k.name in INTEGERS:
+        q, k, scale = (
+            _rounded_queries(q, np.float32(scale) * LOG2E),
+            stored(_whole_blocks(x.k), pair.k),
+            float(np.log(2)),
+        )
     elif on_cpu() and pair.k.name not in F32_MATH:
         q, scale = decoded(q * (np.float32(scale) * LOG2E), "bf16"), float(np.log(2))
-    if not on_cpu() or pair.v.name in F32_MATH:
-        return Expected(dense.attend(q[first:], k, v, spec, scale, first), 0.0)
-    if pair.v.name == "int8":
-        return _expect_integers(q, k, v, x.v, spec, scale, first)
-    both = np.concatenate([v, np.abs(v)], axis=-1)
-    values, average = np.split(dense.attend(q[first:], k, both, spec, scale, first), 2, axis=-1)
-    return Expected(values, 1.01 * 2.0**-8 * average)
+    weighed = _weighed(x.v, pair.v) if on_cpu() and pair.v.name in INTEGERS else None
+    found = []
+    for a, b in spans(codec, first, len(q)):
+        rows, keys, values = q[a:b], k.at(a // TILE), v.at(a // TILE)
+        if not on_cpu() or pair.v.name in F32_MATH:
+            found.append(Expected(dense.attend(rows, keys, values, spec, scale, a), np.zeros(1)))
+        elif weighed is not None:
+            bound = _integer_bound(rows, keys, [each.at(a // TILE) for each in weighed], spec, scale, a)
+            found.append(Expected(dense.attend(rows, keys, values, spec, scale, a), bound[..., : v.far.shape[-1]]))
+        else:
+            both = np.concatenate([values, np.abs(values)], axis=-1)
+            plain, average = np.split(dense.attend(rows, keys, both, spec, scale, a), 2, axis=-1)
+            found.append(Expected(plain, 1.01 * 2.0**-8 * average))
+    bounds = [np.broadcast_to(each.bound, each.values.shape) for each in found]
+    return Expected(np.concatenate([each.values for each in found]), np.concatenate(bounds))
 
 
 def _rounded_queries(q: np.ndarray, factor: np.float32) -> np.ndarray:
-    """Queries as native kernels multiply them with int8 keys: rotated, scaled, in 8 bits; then rotated back, in whole
-    blocks of 32 numbers."""
-    padded = np.pad(q, ((0, 0), (0, 0), (0, -q.shape[-1] % 32)))
-    t = rotate(padded) * (factor * np.float32(1 / 32))
+    """Queries as native kernels multiply them with integer keys: rotated, scaled, in 8 bits; then rotated back, in
+    whole blocks of 32 numbers."""
+    t = rotate(_whole_blocks(q)) * (factor * np.float32(1 / 32))
     steps = (np.abs(t).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
     codes = np.rint(np.divide(t, steps, out=np.zeros_like(t), where=steps > 0))
     return rotate(codes.astype(np.float64) * steps)
 
 
 def _whole_blocks(x: np.ndarray) -> np.ndarray:
-    """int8 rows decoded with the numbers that pad them: rounding makes them differ from 0."""
-    padded = np.pad(x, ((0, 0), (0, 0), (0, -x.shape[-1] % 32)))
-    return decoded(padded, "int8")
+    """With the numbers that pad rows: rounding makes them differ from 0."""
+    return np.pad(x, ((0, 0), (0, 0), (0, -x.shape[-1] % 32)))
 
 
-def _expect_integers(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, plain_v: np.ndarray, spec: LayerSpec, scale: float, first: int
-) -> Expected:
-    """Weights p * scale(V) are rounded to 1/255 of the largest of their tile. So each cell of the tile moves a rotated
-    output by at most half a step times its code, and an output by the mean of that over its block."""
-    n, heads, dim = v.shape
-    p = dense.attend(q[first:], k, np.broadcast_to(np.eye(n)[:, None], (n, heads, n)), spec, scale, first)  # [T, H, n]
-    cells, scales = DEFINITIONS["int8"].define(np.ascontiguousarray(plain_v.reshape(n * heads, dim)))
-    codes = np.abs(cells.view(np.int8).astype(np.float64)).reshape(n, heads, -1, 32).sum(-1)  # [n, KV, blocks]
-    moved = np.zeros((*p.shape[:2], codes.shape[-1]))
-    for tile in range(0, n, 32):
-        slots = slice(tile, tile + 32)
+def _weighed(x: np.ndarray, codec: Codec) -> tuple[Stored, Stored]:
+    """[n, KV, blocks of 32 numbers]: the factor of a block's integers, and the sum of their absolute values."""
+    n, heads, dim = x.shape
+    flat = np.ascontiguousarray(x.reshape(n * heads, dim))
+    eight = DEFINITIONS["int8"].define(flat)
+    sums = np.abs(eight.cells.view(np.int8).astype(np.float64)).reshape(n, heads, -1, 32).sum(-1)
+    factors = np.broadcast_to(eight.scales.reshape(n, heads, 1), sums.shape)
+    if not codec.tail:
+        return Stored(factors, factors), Stored(sums, sums)
+    packed = PACKED[codec.name].pack(eight)
+    levels = np.abs(PACKED[codec.name].levels(packed.cells).astype(np.float64)).sum(-1).reshape(n, heads, -1)
+    return Stored(scale_of(packed.scales).reshape(n, heads, -1) / 2, factors), Stored(levels, sums)
+
+
+def _integer_bound(
+    q: np.ndarray, k: np.ndarray, weighed: Sequence[np.ndarray], spec: LayerSpec, scale: float, first: int
+) -> np.ndarray:
+    """Weights p * factor(V) are rounded to 1/255 of the largest of their tile. So each cell of the tile moves a rotated
+    output by at most half a step times its integer, and an output by the mean of that over its block."""
+    factors, sums = weighed
+    n, heads, _ = sums.shape
+    p = dense.attend(q, k, np.broadcast_to(np.eye(n)[:, None], (n, heads, n)), spec, scale, first)  # [T, H, n]
+    moved = np.zeros((*p.shape[:2], sums.shape[-1]))
+    for tile in range(0, n, TILE):
+        slots = slice(tile, tile + TILE)
         for head in range(p.shape[1]):
             kv = head // spec.group
-            weights = p[:, head, slots] * scales.reshape(n, heads)[slots, kv]
-            moved[:, head] += weights.max(-1, keepdims=True) / 510 * codes[slots, kv].sum(0)
-    bound = np.repeat(1.05 * moved / 32, 32, axis=-1)[..., :dim]
-    return Expected(dense.attend(q[first:], k, v, spec, scale, first), bound)
+            weights = p[:, head, slots, None] * factors[slots, kv]
+            moved[:, head] += weights.max(1) / 510 * sums[slots, kv].sum(0)
+    return np.repeat(1.05 * moved / 32, 32, axis=-1)
 
 
 _known: dict[tuple, Expected] = {}

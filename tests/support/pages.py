@@ -11,7 +11,7 @@ from kvarn.errors import BadArray
 
 def over_pages(k: Cells, v: Cells, codec: Codec, counters: Counters, layer: int = 0) -> Store:
     """The store is a view of the pages."""
-    if codec.scales:
+    if codec.scale_unit:
         raise BadArray(f"pages have no scales, and {codec.name} cells need them: use f32, f16 or bf16 pages")
     if k.ndim not in (4, 5):
         raise BadArray(f"pages of rank {k.ndim}: give [page, layer, slot, head, dim] or [page, slot, head, dim]")

@@ -13,7 +13,7 @@ more gets its own kernel, chosen by name. It does not add a flag. Kernels never 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -21,21 +21,42 @@ from numpy.typing import NDArray
 
 from kvarn.arrays import Cells, Floats
 from kvarn.backends.base import Counters, Draw, check_rows
-from kvarn.cache.codec import CodecPair
-from kvarn.cache.plan import Part, Plan
+from kvarn.cache.codec import Codec, CodecPair
+from kvarn.cache.plan import LayerOffsets, Part, Parts, Plan
 from kvarn.cache.spec import LayerSpec
 from kvarn.cache.step import Copy, GroupStep, Step
 from kvarn.errors import BadArray, BadStep, OutOfMemory, UnknownLayer
+
+
+class Rows(NamedTuple):
+    """int8 rows of one sequence, from the first position of a tile on."""
+
+    cells: Cells  # [position, head, unit]
+    scales: Floats  # [position, head]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last two tiles of each sequence in int8 (cache/plan.py). K or V without a tail is None."""
+
+    k: Cells | None  # [block, panel, head, slot, unit], strided, with blocks of one tile
+    v: Cells | None
+    k_scale: Floats | None  # [block, panel, head, slot]
+    v_scale: Floats | None
+    own: dict[tuple[int, str], Rows]
+    """By table row and "k" or "v": the tiles of this step's queries in one layer. `write` fills it, attention reads it.
+    Tiles of equal parity share a place in the tail, and a step can have more tiles than two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     k: Cells  # [block, panel, head, slot, unit], strided
     v: Cells
-    k_scale: Floats | None  # [block, panel, head, slot], strided: one per row
-    v_scale: Floats | None
+    k_scale: Cells | None  # [block, panel, head, slot], strided; with one more axis if a row has several
+    v_scale: Cells | None
     codec: CodecPair
     counters: Counters
+    tail: Tail | None = None
 
     @property
     def panel_size(self) -> int:
@@ -52,6 +73,7 @@ class Store:
 
     @property
     def arrays(self) -> list[Cells]:
+        """The tail is not among them: its content never leaves the sequence."""
         return [array for array in (self.k, self.v, self.k_scale, self.v_scale) if array is not None]
 
 
@@ -109,6 +131,7 @@ class HostMemory:
             ) from None
         self.tables = [Table(plan.max_seqs, g.blocks_per_sequence, g.config.block_size) for g in plan.groups]
         self.group_of = [plan.group_of(layer) for layer in range(plan.n_layers)]
+        self._own: dict[tuple[int, str], Rows] = {}
         self.stores = [self._store(layer) for layer in range(plan.n_layers)]
         self.positions = np.zeros(0, np.int32)  # [T] positions of this step's tokens
 
@@ -183,20 +206,37 @@ class HostMemory:
     # -- views -----------------------------------------------------------------------------------------------------
 
     def _store(self, layer: int) -> Store:
-        parts, at = self.plan.groups[self.group_of[layer]].parts, self.plan.offsets[layer]
+        group, at = self.plan.groups[self.group_of[layer]], self.plan.offsets[layer]
+        codec, n_blocks, parts = self.plan.codec, group.config.n_blocks, group.parts
         return Store(
-            k=self._view(layer, parts.k, at.k),
-            v=self._view(layer, parts.v, at.v),
-            k_scale=self._view(layer, parts.k_scale, at.k_scale)[..., 0] if parts.k_scale.shape.units else None,
-            v_scale=self._view(layer, parts.v_scale, at.v_scale)[..., 0] if parts.v_scale.shape.units else None,
-            codec=self.plan.codec,
+            k=self._view(parts.k, at.k, n_blocks),
+            v=self._view(parts.v, at.v, n_blocks),
+            k_scale=self._scales(codec.k, parts.k_scale, at.k_scale, n_blocks),
+            v_scale=self._scales(codec.v, parts.v_scale, at.v_scale, n_blocks),
+            codec=codec,
             counters=self.counters,
+            tail=self._tail(group.tail, at) if group.tail else None,
         )
 
-    def _view(self, layer: int, part: Part, offset: int) -> Cells:
-        """A view of this part of the layer in the arena."""
+    def _tail(self, parts: Parts, at: LayerOffsets) -> Tail:
+        codec, n_blocks = self.plan.codec.tails, self.plan.tail_blocks
+        return Tail(
+            k=self._view(parts.k, at.k_tail, n_blocks) if parts.k.shape.units else None,
+            v=self._view(parts.v, at.v_tail, n_blocks) if parts.v.shape.units else None,
+            k_scale=self._scales(codec.k, parts.k_scale, at.k_tail_scale, n_blocks),
+            v_scale=self._scales(codec.v, parts.v_scale, at.v_tail_scale, n_blocks),
+            own=self._own,
+        )
+
+    def _scales(self, codec: Codec, part: Part, offset: int, n_blocks: int) -> Cells | None:
+        if not codec.scale_unit:
+            return None
+        scales = self._view(part, offset, n_blocks)
+        return scales if codec.per_scale else scales[..., 0]
+
+    def _view(self, part: Part, offset: int, n_blocks: int) -> Cells:
+        """A view of this part of a layer in the arena."""
         shape, dtype = part.shape, np.dtype(part.unit)
-        n_blocks = self.plan.groups[self.group_of[layer]].config.n_blocks
         axes = (n_blocks, shape.n_panels, shape.heads, shape.panel_size, shape.units)
         region = self.arena[offset : offset + n_blocks * part.block_bytes].view(dtype)
         return as_strided(region, axes, [stride * dtype.itemsize for stride in part.strides])

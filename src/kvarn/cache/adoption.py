@@ -14,6 +14,7 @@ class Reason(StrEnum):
     EVICTED = "evicted"
     SHORT = "shorter than a block"  # the other shared tokens were in a partly filled block that was not kept
     OUT_OF_WINDOW = "out of window"
+    TILE = "not a whole tile"  # the other shared tokens do not fill one, and these cells are reused by tiles
     NOT_SHARING = "strategy does not share"
     LOGITS = "logits asked for"  # of the prompt's tokens, so the prompt is computed
     STATES = "states asked for"  # the same for the mean of hidden states

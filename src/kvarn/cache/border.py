@@ -38,7 +38,7 @@ class Border:
     def seek(self, seq: int, tokens: Sequence[int]) -> tuple[int, list[list[Place]]]:
         """How many tokens of a prompt the cache has itself, and the full blocks of each group."""
         with self._cache.lock:
-            local = match(self._cache.placements, seq, tokens).reused
+            local = match(self._cache.placements, seq, tokens, self._cache.plan.tile).reused
             return local, [p.shelf.places(p.residency(seq), tokens) for p in self._groups()]
 
     def hold(self, seq: int, tokens: Sequence[int], length: int, spare: int) -> bool:

@@ -13,20 +13,19 @@ they were prepared. Non-goal: the cells and their addresses, which a backend own
 Memory).
 """
 
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
 from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched
+from kvarn.cache.entry import Entry, check_whole, ids_of
 from kvarn.cache.holes import overlapping
 from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common
 from kvarn.cache.preparing import group_step
-from kvarn.cache.residency import Residency
 from kvarn.cache.sharing import NO_SHARING, match, parting
 from kvarn.cache.step import Step
 from kvarn.cache.tier import Spill
@@ -35,37 +34,13 @@ from kvarn.cache.watching import Watching
 from kvarn.errors import BadStep, BrokenInvariant, KvarnError, OutOfSequences, SequenceExists, UnknownSequence
 
 
-def _ids(tokens: Sequence[int]) -> Sequence[int]:
-    """Check token ids on entry, so that a bad id cannot interrupt an update."""
-    try:
-        return array("q", tokens)
-    except (TypeError, OverflowError):
-        raise BadStep("tokens must be integers of at most 64 bits") from None
-
-
-def _check_whole(length: int) -> None:
-    if not isinstance(length, int):
-        raise BadStep(f"a length of {length!r}: it must be a whole number")
-
-
-class _Entry:
-    """One open sequence: its table row and its residency in each group."""
-
-    __slots__ = ("prepared", "query", "residencies", "row")
-
-    def __init__(self, row: int, residencies: tuple[Residency, ...]) -> None:
-        self.row = row
-        self.residencies = residencies
-        self.prepared = 0  # `advance` may go up to this position: the end of the prepared step
-        self.query: Query | None = None  # the prompt's lookup, until a token of the prompt is computed
-
-
 class KVCache:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.lock = RLock()
         self._prefixes = PrefixCount()
         self._spill: Spill | None = None
+        self._tile = plan.tile
         self.watching = Watching(self.lock, self._prefixes)
         self.reset()
 
@@ -74,7 +49,7 @@ class KVCache:
         with self.lock:
             make = PLACEMENTS[self.plan.strategy.placement]
             self.placements: list[Placement[Any]] = [make(group.config) for group in self.plan.groups]
-            self._entries: dict[int, _Entry] = {}
+            self._entries: dict[int, Entry] = {}
             self._free_rows = list(reversed(range(self.plan.max_seqs)))
             if self._spill is not None:
                 self.spill_to(self._spill)
@@ -96,7 +71,7 @@ class KVCache:
             if not isinstance(salt, bytes):
                 raise KvarnError(f"the salt is {salt!r}; it must be bytes")
             residencies = tuple(p.open(seq, salt, priority) for p in self.placements)
-            self._entries[seq] = _Entry(self._free_rows.pop(), residencies)
+            self._entries[seq] = Entry(self._free_rows.pop(), residencies)
 
     @property
     def shares(self) -> bool:
@@ -109,10 +84,11 @@ class KVCache:
         `counted=False` after a preemption: the request's first lookup was already counted. `fetched`: what tiers
         gave just before."""
         with self.lock:
-            entry, ids = self._entry(seq), _ids(tokens)
-            adoption = match(self.placements, seq, ids) if self.shares else NO_SHARING
+            entry, ids = self._entry(seq), ids_of(tokens)
+            adoption = match(self.placements, seq, ids, self._tile) if self.shares else NO_SHARING
             for placement in self.placements:
                 placement.adopt(seq, ids, adoption.reused)
+            entry.tail_from = adoption.reused
             if fetched.limit is not None and adoption.reused < fetched.limit.at:
                 adoption = Adoption(adoption.reused, fetched.limit)
             self._count(entry, Query(len(ids), adoption, fetched), counted)
@@ -124,14 +100,14 @@ class KVCache:
         It rewinds to the common prefix, as far as that is intact, and never reuses the last token of
         `tokens`. Works with every strategy."""
         with self.lock:
-            entry, ids = self._entry(seq), _ids(tokens)
+            entry, ids = self._entry(seq), ids_of(tokens)
             shared = common(had, ids[:-1])
             reused = self.rewind(seq, shared)
-            adoption = Adoption(reused, parting(had, ids, shared, reused))
+            adoption = Adoption(reused, parting(had, ids, shared, reused, self._tile))
             self._count(entry, Query(len(ids), adoption), counted)
             return adoption
 
-    def _count(self, entry: _Entry, query: Query, counted: bool) -> None:
+    def _count(self, entry: Entry, query: Query, counted: bool) -> None:
         if entry.query is not None:
             self._prefixes.take_back(entry.query)
         entry.query = query if counted else None
@@ -141,7 +117,7 @@ class KVCache:
     def reserve(self, seq: int, length: int) -> bool:
         """Make room for `length` tokens in every group. False, with no change, if there is no room now. Raises if
         they can never fit."""
-        _check_whole(length)
+        check_whole(length)
         with self.lock:
             if len(self.placements) > 1 and any(p.shortfall(seq, length) for p in self.placements):
                 return False
@@ -174,7 +150,7 @@ class KVCache:
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """Give the ids of the oldest uncommitted tokens, in order. Other sequences can share them from now on."""
         with self.lock:
-            ids = _ids(tokens)
+            ids = ids_of(tokens)
             for placement in self.placements:
                 placement.commit(seq, ids)
 
@@ -185,6 +161,9 @@ class KVCache:
             pairs = list(zip(self.placements, holes, strict=True))
             hollow = [overlapping(placement.blocks(seq), placement.block_size, hole) for placement, hole in pairs]
             self.advance(seq, len(tokens))
+            entry = self._entry(seq)
+            length = entry.residencies[0].length
+            entry.tail_from = length - length % self._tile  # the end of the text is the begin of a tile
             with self._unspilled():
                 self.commit(seq, tokens)
                 for (placement, hole), blocks in zip(pairs, hollow, strict=True):
@@ -215,27 +194,41 @@ class KVCache:
 
     def rewind(self, seq: int, length: int) -> int:
         """Return to the longest length <= `length` that is intact in every group. The result is that length."""
-        _check_whole(length)
+        check_whole(length)
         with self.lock:
-            wanted = length
-            while (intact := min(p.intact(seq, wanted) for p in self.placements)) < wanted:
-                wanted = intact
+            entry = self._entry(seq)
+            wanted = self._intact(seq, length, entry.tail_from)
             for placement in self.placements:
                 placement.rewind(seq, wanted)
-            self._entry(seq).prepared = 0
+            entry.prepared = 0
+            entry.tail_from = min(entry.tail_from, wanted)
             return wanted
 
+    def _intact(self, seq: int, length: int, tail_from: int) -> int:
+        """The longest length <= `length` to which the sequence can return if the tail has the tiles from `tail_from`
+        on. Without them, it can return only to the begin of a tile."""
+        while True:
+            intact = min(p.intact(seq, length) for p in self.placements)
+            begun = intact - intact % self._tile
+            intact = intact if begun >= tail_from else begun
+            if intact == length:
+                return length
+            length = intact
+
     def fork(self, parent: int, child: int) -> bool:
-        """Open `child` as a copy of the parent's committed tokens. False, with no change, if there is no room."""
+        """Open `child` as a copy of the parent's committed tokens, or of whole tiles of them: nobody gets the tail of
+        another sequence. False, with no change, if there is no room."""
         with self.lock:
-            self._entry(parent)
+            committed = self._entry(parent).residencies[0].committed
             self._check_openable(child)
             if not all(p.can_fork(parent) for p in self.placements):
                 return False
+            length = committed if self._tile == 1 else self._intact(parent, committed, committed + 1)
             for placement in self.placements:
-                placement.fork(parent, child)
+                placement.fork(parent, child, length)
             residencies = tuple(p.residency(child) for p in self.placements)
-            self._entries[child] = _Entry(self._free_rows.pop(), residencies)
+            self._entries[child] = entry = Entry(self._free_rows.pop(), residencies)
+            entry.tail_from = length
             return True
 
     def free(self, seq: int) -> int:
@@ -290,8 +283,7 @@ class KVCache:
             members = []
             for seq in seqs:
                 entry = self._entry(seq)
-                if entry.residencies[0].reserved == entry.residencies[0].length:
-                    raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
+                self._check_prepared(seq, entry)
                 members.append((entry.row, seq, entry))
             if not members:
                 raise BadStep("a step needs at least one sequence")
@@ -306,11 +298,25 @@ class KVCache:
                 n_new.append(r.reserved - r.length)
                 positions += range(r.length, r.reserved)
                 entry.prepared = r.reserved
+                if self._tile > 1:  # the step will overwrite the tiles before the last two
+                    last_two = (r.reserved - 1) // self._tile * self._tile - self._tile
+                    entry.tail_from = max(min(entry.tail_from, r.length), last_two)
             groups = [
                 group_step(placement, rows, [entry.residencies[index] for _, _, entry in members])
                 for index, placement in enumerate(self.placements)
             ]
             return Step(tuple([seq for _, seq, _ in members]), rows, n_new, positions, tuple(groups))
+
+    def _check_prepared(self, seq: int, entry: Entry) -> None:
+        """Raise BadStep if no step can be prepared for this sequence."""
+        r = entry.residencies[0]
+        if r.reserved == r.length:
+            raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
+        if r.length % self._tile and r.length - r.length % self._tile < entry.tail_from:
+            raise BadStep(
+                f"sequence {seq}: a step that was not advanced over has overwritten the last tokens of the tail: "
+                "rewind before the next step"
+            )
 
     # -- inspection ----------------------------------------------------------------------------------------------
 
@@ -365,13 +371,13 @@ class KVCache:
             for seq, entry in self._entries.items():
                 self._check_entry(seq, entry)
 
-    def _check_entry(self, seq: int, entry: _Entry) -> None:
+    def _check_entry(self, seq: int, entry: Entry) -> None:
         if len({(r.committed, r.length, r.reserved) for r in entry.residencies}) != 1:
             raise BrokenInvariant(f"sequence {seq} has different lengths in different groups")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _entry(self, seq: int) -> _Entry:
+    def _entry(self, seq: int) -> Entry:
         try:
             return self._entries[seq]
         except KeyError:

@@ -30,17 +30,25 @@ def unit_bytes(unit: str) -> int:
     return int(unit[1:])
 
 
+TILE = 32  # positions whose cells are made together, by a codec with a tail
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     name: str
     unit: str
-    scales: int = 0  # per row
-    per_unit: int = 1  # numbers of a unit
-    block: int = 1  # a row is padded with zeros to a multiple of this many numbers
-    tail: int = 0  # most tokens at the end of a sequence that are stored separately until their tile is full
+    block: int = 1  # numbers that are encoded together: a row is padded with zeros to whole blocks
+    units: int = 1  # of a block
+    scale_unit: str = ""  # empty: no scales
+    per_scale: int = 0  # numbers that share a scale; 0: all numbers of the row
+    tail: int = 0  # positions of a tile, if a query reads its own tile in int8 (docs/codecs.md, "The tail"); or 0
 
     def row(self, dim: int) -> Row:
-        return Row(self.unit, align(dim, self.block) // self.per_unit, scales=self.scales)
+        padded = align(dim, self.block)
+        scales = padded // self.per_scale if self.per_scale else 1
+        return Row(
+            self.unit, padded // self.block * self.units, self.scale_unit or "f4", scales if self.scale_unit else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,13 @@ class CodecPair:
     def tail(self) -> int:
         return max(self.k.tail, self.v.tail)
 
+    @property
+    def tails(self) -> "CodecPair":
+        """How the tails of K and V are stored."""
+        return CodecPair(*(CODECS["int8"] if codec.tail else NOTHING for codec in (self.k, self.v)))
+
+
+NOTHING = Codec("", "u4", units=0)  # the tail of a codec without one
 
 CODECS: dict[str, Codec] = {
     codec.name: codec
@@ -63,7 +78,9 @@ CODECS: dict[str, Codec] = {
         Codec("f32", "f4"),
         Codec("f16", "f2"),
         Codec("bf16", "u2"),  # NumPy has no bf16: a unit is the upper half of an f32
-        Codec("int8", "u4", scales=1, per_unit=4, block=32),  # words of four numbers, rotated in blocks of 32
+        Codec("int8", "u4", 32, 8, "f4"),  # words of four numbers, rotated in blocks of 32
+        Codec("int6", "u4", 32, 6, "u1", 32, TILE),
+        Codec("int4", "u4", 32, 4, "u1", 32, TILE),
     )
 }
 

@@ -23,7 +23,7 @@ counts `committed`, `length` and `reserved` of a Residency `r`. It calls these m
     rewind    _intact_from(r, end): say which blocks still have their content
               _rewound(r, length): remove the blocks past length
     fork      can_fork(parent): decide, change nothing
-              _forked(source): return the child's Residency
+              _forked(source, length): return the child's Residency, with the first `length` tokens
     free      _released(r): give the blocks back
     discard   discard(blocks): forget the content of these blocks (only if `shares`)
     check     _check_pool(): raise BrokenInvariant if the counts of blocks do not add up
@@ -62,6 +62,7 @@ class GroupConfig:
     max_chunk: int  # most tokens of one sequence in one step
     watermarks: tuple[float, float] | None = None  # (high, low): when more than `high` of all is used, evict to `low`
     ahead: int = 0  # tokens that may be computed before they are committed
+    tile: int = 1  # a fork, or a prompt that shares, begins at a multiple of this many tokens
 
     def __post_init__(self) -> None:
         marks = self.watermarks
@@ -85,11 +86,12 @@ class GroupConfig:
 
         The first query of a chunk sees window - 1 tokens before it. The chunk's last token comes
         chunk - 1 after it. A ring of only one window would overwrite keys that the first rows still
-        need. Blocks are removed at commit, so uncommitted tokens (`ahead`) need room too."""
+        need. Blocks are removed at commit, so uncommitted tokens (`ahead`) need room too. So do tokens
+        before the begin of a tile, which a fork sees."""
         rest = self.context_blocks - self.pinned_blocks
         if self.spec.window is None:
             return rest
-        return min(rest, ceil_div(self.spec.window + self.max_chunk + self.ahead - 2, self.block_size) + 1)
+        return min(rest, ceil_div(self.spec.window + self.max_chunk + self.ahead + self.tile - 3, self.block_size) + 1)
 
 
 R = TypeVar("R", bound=Residency)
@@ -234,8 +236,9 @@ class Placement(ABC, Generic[R]):
         self.residency(parent)
         return True
 
-    def fork(self, parent: int, child: int) -> bool:
-        """Open `child` as a copy of the parent's committed tokens. Later writes of one do not change the other."""
+    def fork(self, parent: int, child: int, length: int | None = None) -> bool:
+        """Open `child` as a copy of the parent's committed tokens, or of the first `length` of them, which must be
+        intact. Later writes of one do not change the other."""
         source = self.residency(parent)
         if source.reserved > source.committed:
             raise BadStep(f"sequence {parent} is in the middle of a step: commit it before a fork")
@@ -243,8 +246,8 @@ class Placement(ABC, Generic[R]):
             raise SequenceExists(f"sequence {child} is already open: free it first, or use another id")
         if not self.can_fork(parent):
             return False
-        self.sequences[child] = self._forked(source)
-        self.sequences[child].hole = source.hole
+        self.sequences[child] = r = self._forked(source, source.committed if length is None else length)
+        r.hole = source.hole if r.length > source.hole.start else NO_HOLE
         return True
 
     @abstractmethod
@@ -337,8 +340,8 @@ class Placement(ABC, Generic[R]):
     def _dead_blocks(self, r: R) -> range:
         """Range of entries of r.blocks that no later query can see. Pinned blocks come before it and stay."""
         start = stop = min(self.config.pinned_blocks, len(r.blocks))
-        last = self.block_size - 1
-        while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + last, r.committed):
+        last, begun = self.block_size - 1, r.committed - r.committed % self.config.tile
+        while stop < len(r.firsts) and self.spec.dead(r.firsts[stop], r.firsts[stop] + last, begun):
             stop += 1
         return range(start, stop)
 
@@ -388,7 +391,7 @@ class Placement(ABC, Generic[R]):
     def _rewound(self, r: R, length: int) -> None: ...
 
     @abstractmethod
-    def _forked(self, source: R) -> R: ...
+    def _forked(self, source: R, length: int) -> R: ...
 
     @abstractmethod
     def _released(self, r: R) -> None: ...

@@ -3,15 +3,18 @@
 `plan` resolves the strategy, groups layers of equal spec, turns a byte budget into a number of blocks
 and lays out the arena. A backend allocates exactly what the plan says. One arena holds all layers:
 
-    layer 0: K blocks | V blocks | K scales | V scales     (scales only where the codec has them)
+    layer 0: K blocks | V blocks | K scales | V scales | tails: K | V | K scales | V scales
     layer 1: ...
+
+Scales and tails are there only where the codec has them. A tail is a little store of int8 cells, in blocks
+of one tile: tile t of the sequence in table row r is in block 2 r + t % 2 of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kvarn.cache.codec import CodecPair, codecs_of, unit_bytes
+from kvarn.cache.codec import TILE, CodecPair, codecs_of, unit_bytes
 from kvarn.cache.layout import BlockShape, Layout, Strides
 from kvarn.cache.layouts import LAYOUTS
 from kvarn.cache.placement import GroupConfig
@@ -27,6 +30,7 @@ SMALLEST_BLOCK = 16
 MOST_TOKENS = 2**31 - 1
 MOST_SEQUENCES = 1 << 16
 ALIGNMENT = 64  # every part of the arena starts on a cache line
+TAIL_TILES = 2  # of a sequence: the one that is being filled, and the one before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,13 @@ class Parts:
         return self.k, self.v, self.k_scale, self.v_scale
 
     @property
+    def token_bytes(self) -> tuple[int, int]:
+        """K and V of one token in one layer, with scales."""
+        size = self.k.shape.block_size
+        k, v = self.k.block_bytes + self.k_scale.block_bytes, self.v.block_bytes + self.v_scale.block_bytes
+        return k // size, v // size
+
+    @property
     def block_bytes(self) -> int:
         """All parts of one block of one layer."""
         return sum(part.block_bytes for part in self.each)
@@ -123,11 +134,27 @@ class Group:
     config: GroupConfig
     parts: Parts
     blocks_per_sequence: int
+    tail: Parts | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        """All layers of the group, with scales and repeated heads."""
+        """All layers of the group, with scales and repeated heads, without the tail."""
         return len(self.layers) * self.parts.block_bytes // self.config.block_size
+
+    def read_bytes(self, first: int, length: int) -> int:
+        """Bytes that the queries from position `first` up to `length` of one sequence read in one layer."""
+        ends = length, (length - 1) // TILE * TILE, first // TILE * TILE
+        keys, cells, before = (self.config.spec.seen(first, end) for end in ends)
+        tails = self.tail.token_bytes if self.tail else (0, 0)
+        return sum(
+            cells * row + (keys - before) * tail if tail else keys * row
+            for row, tail in zip(self.parts.token_bytes, tails, strict=True)
+        )
+
+    @property
+    def tail_bytes(self) -> int:
+        """The tail of one sequence, in all layers of the group."""
+        return len(self.layers) * TAIL_TILES * self.tail.block_bytes if self.tail else 0
 
     @property
     def longest(self) -> int:
@@ -139,12 +166,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class LayerOffsets:
-    """Byte offsets into the arena. Without scales, the scale offsets are equal to `end`."""
+    """Byte offsets into the arena. A part that the codec does not have is empty: the next one has the same offset."""
 
     k: int
     v: int
     k_scale: int
     v_scale: int
+    k_tail: int
+    v_tail: int
+    k_tail_scale: int
+    v_tail_scale: int
     end: int
 
 
@@ -156,6 +187,11 @@ class Plan:
     groups: tuple[Group, ...]
     offsets: tuple[LayerOffsets, ...]  # by layer
     max_seqs: int
+
+    @property
+    def tail_blocks(self) -> int:
+        """Blocks of each layer's tail, if the codec has one."""
+        return TAIL_TILES * self.max_seqs
 
     @property
     def nbytes(self) -> int:
@@ -177,16 +213,21 @@ class Plan:
         return self.groups[0].config.ahead
 
     @property
+    def tile(self) -> int:
+        """Cells are reused this many tokens at a time."""
+        return self.groups[0].config.tile
+
+    @property
     def n_layers(self) -> int:
         return len(self.offsets)
 
     def read_bytes(self, step: Step) -> int:
-        """Bytes that attention reads in this step, over all layers. A key counts once per sequence, not per query."""
+        """Bytes that attention reads in this step, over all layers. A key counts once per sequence, not per query. With
+        a tail, the keys in the tiles of the queries count as int8 rows, and those before the last tile as cells."""
         total = 0
         for group, changes in zip(self.groups, step.groups, strict=True):
-            spec = group.config.spec
-            keys = sum(spec.seen(length - n, length) for length, n in zip(changes.kv_len, step.n_new, strict=True))
-            total += group.bytes_per_token * keys
+            for length, n in zip(changes.kv_len, step.n_new, strict=True):
+                total += len(group.layers) * group.read_bytes(length - n, length)
         return total
 
     def group_of(self, layer: int) -> int:
@@ -198,7 +239,7 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
-        """All layers, with scales and repeated heads."""
+        """All layers, with scales and repeated heads, without tails."""
         return sum(group.bytes_per_token for group in self.groups)
 
 
@@ -206,18 +247,20 @@ def plan(config: CacheConfig, default_layout: str = "token-major") -> Plan:
     strategy = resolve(config.strategy, config.context, config.max_seqs)
     codec = codecs_of(config.codec)
     specs = _effective_specs(config, strategy)
-    block_size = _block_size(config, strategy)
+    block_size = _block_size(config, strategy, codec)
     layout = _layout(config, strategy, specs, block_size, default_layout)
     placement = PLACEMENTS[strategy.placement]
 
     drafts = []
     for spec, layers in groups(specs):
         chunk = min(config.max_chunk, config.context)
-        group = GroupConfig(spec, block_size, 0, config.context, chunk, config.watermarks, config.ahead)
+        tile = codec.tail or 1
+        group = GroupConfig(spec, block_size, 0, config.context, chunk, config.watermarks, config.ahead, tile)
         parts = parts_of(layout, codec, spec, block_size)
-        drafts.append(Group(tuple(layers), group, parts, placement.blocks_per_sequence(group)))
+        tail = parts_of(layout, codec.tails, spec, codec.tail) if codec.tail else None
+        drafts.append(Group(tuple(layers), group, parts, placement.blocks_per_sequence(group), tail))
     sized = tuple(_with_blocks(g, n) for g, n in zip(drafts, _counts(config, strategy, drafts), strict=True))
-    offsets = _offsets(sized)
+    offsets = _offsets(sized, config.max_seqs)
     if config.cache_bytes is not None and offsets[-1].end > config.cache_bytes:  # alignment exceeds the budget
         return plan(replace(config, cache_bytes=config.cache_bytes - ALIGNMENT), default_layout)
     return Plan(strategy, layout, codec, sized, offsets, config.max_seqs)
@@ -242,13 +285,15 @@ def _effective_specs(config: CacheConfig, strategy: Strategy) -> list[LayerSpec]
     return [spec.narrowed(window, pinned) for spec in config.layers]
 
 
-def _block_size(config: CacheConfig, strategy: Strategy) -> int:
+def _block_size(config: CacheConfig, strategy: Strategy, codec: CodecPair) -> int:
     size = config.block_size
     if size is None:
         # Rounding up to whole panels costs little, and then every layout accepts the block.
         return align(config.context, DEFAULT_BLOCK) if strategy.one_page else DEFAULT_BLOCK
     if size < SMALLEST_BLOCK or size & (size - 1):
         raise KvarnError(f"block size {size}: it must be a power of two from {SMALLEST_BLOCK}")
+    if size < codec.tail:  # a block would be shared before its cells are made
+        raise KvarnError(f"block size {size}: {codec.name} cells are made {TILE} tokens at a time; use {TILE} or more")
     return size
 
 
@@ -274,18 +319,19 @@ def _counts(config: CacheConfig, strategy: Strategy, drafts: Sequence[Group]) ->
     wanted = [g.blocks_per_sequence * config.max_seqs for g in drafts]
     if config.cache_bytes is None:
         return wanted
+    tails = config.max_seqs * sum(g.tail_bytes for g in drafts)
     cost = [len(g.layers) * g.parts.block_bytes for g in drafts]
     if not PLACEMENTS[strategy.placement].on_demand:  # a sequence takes all its blocks at once
         sequence = sum(g.blocks_per_sequence * c for g, c in zip(drafts, cost, strict=True))
-        n = min(config.cache_bytes // sequence, config.max_seqs)
-        _ensure_fits(n > 0, config, sequence, f"one sequence of {config.context} tokens")
+        n = min((config.cache_bytes - tails) // sequence, config.max_seqs)
+        _ensure_fits(n > 0, config, tails + sequence, f"one sequence of {config.context} tokens")
         return [g.blocks_per_sequence * n for g in drafts]
     bounded = [g.blocks_per_sequence < g.config.context_blocks for g in drafts]
     windows = sum(n * c for n, c, fixed in zip(wanted, cost, bounded, strict=True) if fixed)
     row = sum(c for c, fixed in zip(cost, bounded, strict=True) if not fixed)
-    rest = config.cache_bytes - windows
+    rest = config.cache_bytes - tails - windows
     what = f"the windows of {counted(config.max_seqs, 'sequence')} and one block more"
-    _ensure_fits(rest >= row, config, windows + row, what)
+    _ensure_fits(rest >= row, config, tails + windows + row, what)
     return [n if fixed else rest // row for n, fixed in zip(wanted, bounded, strict=True)]
 
 
@@ -301,14 +347,16 @@ def _with_blocks(group: Group, n_blocks: int) -> Group:
     return replace(group, config=replace(group.config, n_blocks=n_blocks))
 
 
-def _offsets(sized: Sequence[Group]) -> tuple[LayerOffsets, ...]:
+def _offsets(sized: Sequence[Group], max_seqs: int) -> tuple[LayerOffsets, ...]:
     group_of = {layer: group for group in sized for layer in group.layers}
     offsets, at = [], 0
     for layer in sorted(group_of):
         group = group_of[layer]
+        sizes = [group.config.n_blocks * part.block_bytes for part in group.parts.each]
+        sizes += [TAIL_TILES * max_seqs * part.block_bytes for part in group.tail.each] if group.tail else [0] * 4
         starts = [at]
-        for part in group.parts.each:
-            starts.append(starts[-1] + align(group.config.n_blocks * part.block_bytes, ALIGNMENT))
+        for size in sizes:
+            starts.append(starts[-1] + align(size, ALIGNMENT))
         offsets.append(LayerOffsets(*starts))
         at = starts[-1]
     return tuple(offsets)

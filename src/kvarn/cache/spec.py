@@ -57,7 +57,7 @@ class LayerSpec:
     def seen(self, first: int, length: int) -> int:
         """How many keys below `length` the queries at positions `first` and later see."""
         start: int = max(self.floor(first), 0)
-        return length - start + min(self.pinned, start)
+        return max(length - start, 0) + min(self.pinned, start, length)
 
     def dead(self, first: int, last: int, length: int) -> bool:
         """Whether no query at position `length` or later sees a key in [first, last].

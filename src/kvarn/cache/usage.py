@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from kvarn.cache.adoption import NOT_FETCHED, Adoption, Fetched, Reason
 
+REUSED = (Reason.END, Reason.NEW, Reason.TILE)  # with these, all that can be reused was: no miss
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -66,5 +68,5 @@ class PrefixCount:
             self.external_queries += sign * (query.tokens - local)
             self.external_hits += sign * query.fetched.tokens
         reason = query.adoption.limit.reason
-        if reason not in (Reason.END, Reason.NEW):  # with these two, all shared tokens were reused: no miss
+        if reason not in REUSED:
             self.misses[reason] += sign

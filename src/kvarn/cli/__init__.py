@@ -61,7 +61,7 @@ examples:
 environment:
   KVARN_CACHE        folder for models and the chat's history (default: ~/.cache/kvarn)
   KVARN_API_KEY      API keys for `serve`, separated by commas; the key that `explain` sends
-  KVARN_ISA          instruction set: portable, avx2, avx512, avx512bf16, amx (default: the best here)
+  KVARN_ISA          instruction set: portable, avx2, avxvnni, avx512, avx512bf16, amx (default: the best here)
   KVARN_SUM_ORDER    order of bf16 sums: pairs or tiles (default: the faster one here)
   KVARN_PEER_PYTHON  Python with llama-cpp-python, for `bench --against llama-cpp-python`
 

@@ -210,7 +210,7 @@ def backend_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def show_cache(facts: dict[str, Any]) -> None:
-    """A row for each strategy, two columns for each size of numbers."""
+    """A row for each strategy, a column for each size of numbers: bytes of a token, then all bytes."""
     sizes: dict[str, dict[str, tuple[str, str]]] = {}  # by strategy and codec
     for row in facts["kv_cache"]:
         cells = f"{row['bytes_per_token']:,}", human_bytes(row["bytes"])
@@ -221,11 +221,10 @@ def show_cache(facts: dict[str, Any]) -> None:
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}  # codecs whose columns are equal
     for codec in CODECS:
         groups.setdefault(tuple(cells[codec] for cells in shown.values()), []).append(codec)
-    header = ["strategy"]
-    for codecs in groups.values():
-        header += [f"{', '.join(codecs)}", "total"]
-    table = [[name, *(text for column in groups for text in column[i])] for i, name in enumerate(shown)]
-    print_table(header, table)
+    for title, which in (("bytes per token", 0), ("total", 1)):
+        header = [title, *(", ".join(codecs) for codecs in groups.values())]
+        print_table(header, [[name, *(column[i][which] for column in groups)] for i, name in enumerate(shown)])
+        print()
     if plain:
         one = f"{', '.join(windowed[:-1])} and {windowed[-1]}"
-        print(f"\n{one} are left out: this model has no window.\nGive one with --window N.")
+        print(f"{one} are left out: this model has no window.\nGive one with --window N.")

@@ -99,7 +99,9 @@ def _unknown(found: Facts, ended: Facts) -> str:
 
 def _differs(found: Facts, ended: Facts) -> str:
     where = f", in {place(ended['part'])}" if "part" in ended else ""
-    return f"differs at token {ended['at']} from the nearest earlier text{where}"
+    again = ended["at"] - found["reused_tokens"]
+    tile = f"; the last {again} of them are computed again, {_BY_TILES}" if again else ""
+    return f"differs at token {ended['at']} from the nearest earlier text{where}{tile}"
 
 
 def _end(found: Facts, ended: Facts) -> str:
@@ -139,6 +141,7 @@ def _changing_line(found: Facts, ended: Facts) -> str:
     return f"a line of {place(ended['part'])} changes between requests, at token {ended['at']}: it has {looks}"
 
 
+_BY_TILES = "because cells of this type are reused 32 tokens at a time"
 _Sentence = Callable[[Facts, Facts], str]
 _SENTENCES: dict[str, _Sentence] = {
     Reason.END: _end,
@@ -147,6 +150,7 @@ _SENTENCES: dict[str, _Sentence] = {
     Reason.DIFFERS: _differs,
     Reason.EVICTED: _lost("{known} known, {lost} of them evicted{when} to make room"),
     Reason.OUT_OF_WINDOW: _lost("{known} known, but {lost} of them had left the window{when}"),
+    Reason.TILE: _lost(f"{{known}} shared, the last {{lost}} of them are computed again, {_BY_TILES}"),
     Reason.SHORT: _lost("{known} shared, {lost} of them in a block that was never filled and not kept"),
     Reason.NOT_SHARING: lambda *_: "this cache strategy does not share prefixes; paged does",
     Reason.LOGITS: lambda *_: "log-probabilities of the prompt were asked for, which need the logits of every token",

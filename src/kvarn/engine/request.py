@@ -30,7 +30,7 @@ class Sample:
     index: int  # which of the request's n samples
     tokens: list[int]  # known: prompt and output
     computed: int = 0
-    furthest: int = 0  # the largest `computed` so far: below it, a step recomputes after a preemption
+    furthest: int = 0  # the largest `computed` so far: below it, a step recomputes after a preemption or a fork
     last_token_at: float | None = None
     finish_reason: str | None = None  # stop, length, cancelled, error
     limit: str | None = None  # what a sample of finish_reason length reached: max_tokens or context

@@ -46,18 +46,20 @@ class RestoredTexts:
         if conversation is None and not self._cache.shares:
             self._held.add(salt)
             conversation = RESTORED
-        self._parked.park(scoped(salt, conversation), seq, list(tokens))
+        self.give_back(seq, tokens, salt, conversation)
         return lambda seconds: self._sources.add(salt, list(tokens), name, seconds)
 
     def find(self, tokens: Sequence[int], salt: bytes = b"", conversation: Hashable = None) -> int | None:
-        """An open sequence with exactly these tokens, all committed, which the caller frees or parks; None if the cache
-        no longer has them."""
+        """An open sequence with exactly these tokens, or with whole tiles of them if cells have a tail, all committed,
+        which the caller frees or parks; None if the cache no longer has them."""
+        n, tile = len(tokens), self._cache.plan.tile
+        whole = n - n % tile
         if not self._cache.shares:
             parked = self._parked.take(scoped(salt, conversation))
             if parked is None:
                 return None
-            n = len(tokens)
-            if parked.tokens[:n] == list(tokens) and self._cache.rewind(parked.id, n) == n:
+            had = parked.tokens[:n] == list(tokens[: len(parked.tokens)]) and len(parked.tokens) >= whole
+            if had and self._cache.rewind(parked.id, min(n, len(parked.tokens))) >= whole:
                 return parked.id
             self._cache.free(parked.id)
             return None
@@ -65,14 +67,14 @@ class RestoredTexts:
         if not self._cache.n_rows_free:
             return None
         self._cache.open(seq, salt)
-        if self._cache.adopt(seq, [*tokens, 0], counted=False).reused == len(tokens):
+        if self._cache.adopt(seq, [*tokens, 0], counted=False).reused == whole:
             return seq
         self._cache.free(seq)
         return None
 
     def give_back(self, seq: int, tokens: Sequence[int], salt: bytes = b"", conversation: Hashable = None) -> None:
-        """After `find`."""
-        self._parked.park(scoped(salt, conversation), seq, list(tokens))
+        """After `find`. Only the tokens that have cells count: the next turn computes the others."""
+        self._parked.park(scoped(salt, conversation), seq, list(tokens[: self._cache.length(seq)]))
 
     def conversation(self, salt: bytes, conversation: Hashable) -> Hashable:
         """The conversation that a request continues. One without a conversation continues the text of its salt."""

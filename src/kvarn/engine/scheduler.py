@@ -58,10 +58,11 @@ class Scheduler:
         self.waiting.append(sample)
 
     def adopt_fork(self, parent: Sample, child: Sample) -> None:
-        """Start `child` as a fork of the parent. If there is no room for a fork, `child` waits in the queue."""
+        """Start `child` as a fork of the parent, with as many computed tokens as the cache can give it. If there is no
+        room for a fork, `child` waits in the queue."""
         child.furthest = parent.computed
         if self._has_row() and self.cache.fork(parent.id, child.id):
-            child.computed = parent.computed
+            child.computed = self.cache.length(child.id)
             self.running.append(child)
         else:
             self.waiting.append(child)

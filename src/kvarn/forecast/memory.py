@@ -64,6 +64,11 @@ def most_keys(plan: Plan) -> int:
     return max(_keys(group.config.spec, plan.context) for group in plan.groups)
 
 
+def tails_of(plan: Plan) -> int:
+    """How many of K and V have a tail: a step keeps the int8 rows of its tokens for them."""
+    return sum(codec.tail > 0 for codec in (plan.codec.k, plan.codec.v))
+
+
 def _keys(spec: LayerSpec, context: int) -> int:
     if spec.window is None:
         return context
@@ -95,7 +100,7 @@ def memory_of(program: CpuProgram, plan: Plan, max_tokens: int, beside: Beside) 
         weights=program.nbytes,
         kinds=kinds,
         cache=cache_bytes(plan),
-        workspace=program.workspace_for(max_tokens, plan.max_seqs, most_keys(plan)),
+        workspace=program.workspace_for(max_tokens, plan.max_seqs, most_keys(plan), plan.codec.v.block, tails_of(plan)),
         process=beside.process,
         vocabulary=beside.vocabulary,
         evicted=beside.evicted,

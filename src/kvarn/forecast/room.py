@@ -2,8 +2,8 @@
 
 Sizes come from the same functions as the forecast, for other settings. More tokens or sequences never need
 less memory, so the largest that fits is found by halving.
-Cheap is what changes answers least: fewer sequences at once change none; int8 cells round keys and values; a
-shorter context shortens conversations; sinks forget what left the window.
+Cheap is what changes answers least: fewer sequences at once change none; int8 cells round keys and values, and int4
+cells round them more; a shorter context shortens conversations; sinks forget what left the window.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from kvarn.errors import KvarnError
 
 STEP = 32  # contexts are multiples of it
 SINKS = 2048  # tokens that the sinks strategy sees
-NARROW = "int8"  # the smallest cells
+NARROW = ("int8", "int4")  # small cells, the better ones first
 
 Total = Callable[[CacheConfig], int]  # bytes of everything with such a cache
 
@@ -70,17 +70,17 @@ class Room:
             return [self._widest(config, config.max_seqs)]
         longer = self._longest(config, config.context)
         reached = config.context if longer is None else longer.config.context
-        narrow = self._longest(replace(config, codec=NARROW), reached) if config.codec != NARROW else None
-        return [longer, self._widest(config, config.max_seqs), narrow]
+        narrow = [self._longest(each, reached) for each in _narrowed(config)[:1]]
+        return [longer, self._widest(config, config.max_seqs), *narrow]
 
     def _less(self, config: CacheConfig) -> list[Option | None]:
-        narrow, alone = replace(config, codec=NARROW), replace(config, max_seqs=1)
+        alone = replace(config, max_seqs=1)
         options = [
             self._widest(config, 0),
-            self._option(narrow) if config.codec != NARROW else None,
+            next(filter(None, map(self._option, _narrowed(config))), None),
             self._longest(config, 0),
             self._longest(alone, 0) if config.max_seqs > 1 else None,
-            self._longest(replace(alone, codec=NARROW), 0) if config.codec != NARROW else None,
+            *(self._longest(each, 0) for each in _narrowed(alone)[:1]),
         ]
         if not any(option is not None and option.config.context >= config.context for option in options):
             options.append(self._option(replace(config, strategy="sinks", context=self.most, window=self.sinks)))
@@ -109,6 +109,12 @@ class Room:
 
     def _option(self, config: CacheConfig) -> Option | None:
         return Option(config, self.total(config)) if self.fits(config) else None
+
+
+def _narrowed(config: CacheConfig) -> list[CacheConfig]:
+    """With smaller cells, the better ones first."""
+    after = NARROW.index(config.codec) + 1 if config.codec in NARROW else 0
+    return [replace(config, codec=codec) for codec in NARROW[after:]]
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:

@@ -2,7 +2,8 @@
 
 Cells are in canonical order: by position, then KV head, then unit. So the cache that gives them and the cache that
 takes them may differ in strategy, layout and block size. A sequence with a window has cells only of the positions that
-its next tokens can see; the others are its *hole*.
+its next tokens can see; the others are its *hole*. Of a codec with a tail, only whole tiles have cells: the tokens
+after the last of them are computed again.
 
 Restoring is all or nothing: cells go to blocks of a new sequence, which nobody else can find before they are committed,
 and each block is read back. Non-goals: files (snapshot.py); whether these cells may be used (fingerprint.py).
@@ -57,7 +58,7 @@ def fields_of(group: Group) -> list[Field]:
 class Cells:
     """`rows` are [positions, bytes], by name of the field. holes[i] are the positions that layer i lacks."""
 
-    n: int  # tokens
+    n: int  # tokens that have cells, or are in a hole
     holes: tuple[range, ...]
     rows: dict[str, Bytes]
 
@@ -67,9 +68,8 @@ class Cells:
 
 
 def take(cache: KVCache, memory: Memory, seq: int) -> Cells:
-    """The cells of all committed tokens of a sequence."""
-    plan, n = cache.plan, cache.length(seq)
-    require_no_tail(plan)
+    """The cells of all committed tokens of a sequence, or of whole tiles of them."""
+    plan, n = cache.plan, whole_tiles(cache.plan, cache.length(seq))
     rows: dict[str, Bytes] = {}
     holes = [FULL] * plan.n_layers
     for index, group in enumerate(plan.groups):
@@ -92,22 +92,21 @@ def take(cache: KVCache, memory: Memory, seq: int) -> Cells:
     return Cells(n, tuple(holes), rows)
 
 
-def require_no_tail(plan: Plan) -> None:
-    if plan.codec.tail:
-        raise KvarnError(
-            f"cells of the type {plan.codec.name} have a tail, which snapshots do not hold yet: use another"
-        )
+def whole_tiles(plan: Plan, n: int) -> int:
+    """How many of the first n tokens of a text have cells outside of a tail."""
+    return n - n % plan.tile
 
 
 def check_fits(cache: KVCache, n: int, holes: Sequence[range]) -> None:
     """Raise BadSnapshot if n tokens with these holes can never be restored here."""
+    n_cells = whole_tiles(cache.plan, n)
     if n >= cache.longest:
         raise BadSnapshot(f"it has {counted(n, 'token')} and the cache holds {cache.longest:,}: raise the context (-c)")
     for group in cache.plan.groups:
         hole, config = _joined(group, holes), group.config
         spec, size = config.spec, config.block_size
-        cut = cache.shares and not sees_whole_blocks(spec, size, config.pinned_blocks, n, hole)
-        if sees(spec, hole, n) or cut:
+        cut = cache.shares and not sees_whole_blocks(spec, size, config.pinned_blocks, n_cells, hole)
+        if sees(spec, hole, n_cells) or cut:
             raise BadSnapshot(
                 f"it has no cells of the tokens {hole.start:,} to {hole.stop:,}, and blocks of {size} tokens here need "
                 "some of them: lower the block size, or use the strategy that made it"
@@ -128,7 +127,7 @@ def restore(cache: KVCache, memory: Memory, seq: int, tokens: Sequence[int], cel
     holes = [group.hole for group in groups]
     try:
         for start in range(0, cells.n, plan.max_chunk):
-            chunk = tokens[start : start + plan.max_chunk]
+            chunk = tokens[start : min(start + plan.max_chunk, cells.n)]
             if not cache.reserve(seq, start + len(chunk)):
                 raise NoRoomNow(f"no room now for {counted(cells.n, 'token')}: try again")
             _apply(cache, memory, seq)

@@ -1,7 +1,8 @@
 """A snapshot: the tokens and cells of one text in a file, `NAME.kvs`, and what is needed to go on with it.
 
     tokens      the ids of the text
-    k.0 v.0 ..  cells of each layer in canonical order (cells.py), with scales if the codec has them
+    k.0 v.0 ..  cells of each layer in canonical order (cells.py), with scales if the codec has them; of whole tiles
+                if it has a tail
     chat        optional: a conversation and its settings, as JSON
 
 The metadata says what made the cells (fingerprint.py). A snapshot is used only where its cells are the bits that would
@@ -22,14 +23,14 @@ import numpy as np
 from kvarn.cache.plan import Plan
 from kvarn.errors import BadSnapshot, KvarnError
 from kvarn.lasting import container
-from kvarn.lasting.cells import FULL, Cells, Field, fields_of, require_no_tail
+from kvarn.lasting.cells import FULL, Cells, Field, fields_of, whole_tiles
 from kvarn.lasting.container import Container, Tensor
 from kvarn.lasting.fingerprint import Fingerprint, layers_of
 
 FORMAT = "kvarn snapshot 1"
 SUFFIX = ".kvs"
 MOST_CHAT = 64 << 20
-_DTYPES = {"f4": "F32", "f2": "F16", "u2": "BF16", "u4": "U32"}
+_DTYPES = {"f4": "F32", "f2": "F16", "u2": "BF16", "u4": "U32", "u1": "U8"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,6 @@ class SnapshotFile:
 
     def require(self, fingerprint: Fingerprint, plan: Plan) -> None:
         """Raise BadSnapshot unless these are the cells that this cache would have, in number and in bits."""
-        require_no_tail(plan)
         here = fingerprint.until(self.facts.n_tokens, layers_of(plan))
         if reason := self.facts.fingerprint.difference(here):
             raise BadSnapshot(f"{self.name} cannot be used here: it was {reason}")
@@ -163,22 +163,22 @@ class SnapshotFile:
             raise BadSnapshot(f"{self.name} is no snapshot of kvarn: its windows are wrong")
         wanted = {"tokens": Tensor("U32", (n,))}
         for field in every_field(plan):
-            shape = (n - len(holes[field.layer]), field.heads, field.units)
+            shape = (whole_tiles(plan, n) - len(holes[field.layer]), field.heads, field.units)
             wanted[field.name] = Tensor(_DTYPES[field.unit], shape)
         found = {name: tensor for name, tensor in self._file.tensors.items() if name != "chat"}
         if found != wanted:
             raise BadSnapshot(f"{self.name} is no snapshot of this model: its tensors have other names or shapes")
 
-    def read(self, vocabulary: int) -> Snapshot:
+    def read(self, vocabulary: int, plan: Plan) -> Snapshot:
         """Everything, with all digests compared. `require` comes first: it bounds what is read."""
         names = [name for name in self._file.tensors if name != "chat"]
         arrays = self._file.read_all(names)
         tokens = arrays.pop("tokens").view(np.uint32)
         if int(tokens.max()) >= vocabulary:
             raise BadSnapshot(f"{self.name} has a token outside the vocabulary of {vocabulary}")
-        shapes = {name: len(arrays[name]) // max(self._file.tensors[name].shape[0], 1) for name in arrays}
-        rows = {name: array.reshape(-1, shapes[name]) for name, array in arrays.items()}
-        return Snapshot(self.facts, tokens.tolist(), Cells(self.facts.n_tokens, self.facts.holes, rows))
+        rows = {field.name: arrays[field.name].reshape(-1, field.width) for field in every_field(plan)}
+        n = whole_tiles(plan, self.facts.n_tokens)
+        return Snapshot(self.facts, tokens.tolist(), Cells(n, self.facts.holes, rows))
 
     def chat(self) -> Any:
         """The conversation, not checked but for its digest; None if there is none."""

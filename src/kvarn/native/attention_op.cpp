@@ -1,6 +1,6 @@
-// The attention operation of a program, in three phases with barriers between them: write the keys
-// and values of prefill tokens; compute the work items; merge the partial results of decode. The
-// first and the last phase are skipped if they have no work.
+// The attention operation of a program, in four phases: write the keys and values of prefill tokens;
+// finish their tiles, if a codec has a tail; compute the work items; merge the partial results of
+// decode. A phase without work is skipped.
 #include <algorithm>
 #include <cstring>
 
@@ -16,25 +16,33 @@ constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread prefetche
 
 }  // namespace
 
-void Program::attention(Step& step, const Op& op, size_t index, int thread) {
+int64_t Program::attention(Step& step, const Op& op, size_t phase, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const GroupView& group = step.cache.groups[size_t(layer.group)];
     const AttentionWork& work = work_[size_t(layer.group)];
     Counted& counted = step.counted[size_t(thread)];
-    if (!work.rows.empty()) {
-        write_rows(step, op, work, shares_[index][0], thread);
-        pool_->barrier(thread);
-    }
+    const Part part = parts_[phase];
+    if (part.part == kWriteRows)
+        return each(phase, thread, [&](int64_t i) { write_row(step, op, work, work.rows[size_t(i)], thread); });
+    if (part.part == kFinishTiles)
+        return each(phase, thread, [&](int64_t i) { counted.written += writer(step, op).finish_tile(work, i); });
 
     const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
     Own& own = own_[size_t(thread)];
-    const AttentionArgs many{layer.store,   group.table,    group.spec, op.scale,
-                             q.data.data(), row(op.out, 0), q.stride,   out.stride};
+    const AttentionArgs many{layer.store, group.table,   group.spec,
+                             op.scale,    q.data.data(), row(op.out, 0),
+                             q.stride,    out.stride,    writer(step, op).fresh};
+    if (part.part == kMerge)
+        return each(phase, thread, [&](int64_t i) {
+            kernels_.attention->merge(many, work.decode.data(), work.merges[size_t(i)], partials_.data());
+        });
+
     AttentionArgs one = many;  // a decode item has its query in the thread's own row
     one.q = own.q.data(), one.q_stride = 0;
-    int64_t i, end;
     const auto n_prefill = int64_t(work.prefill.size());
-    for (int64_t start = now(), stop; shares_[index][1].take(thread, 1, i, end); start = stop) {
+    int64_t start = now();
+    const int64_t computed = each(phase, thread, [&](int64_t i) {
+        if (i == 0) counted.prefill += n_prefill > 0, counted.decode += !work.decode.empty();
         if (i < n_prefill) {
             counted.read += kernels_.attention->prefill(many, work.prefill[size_t(i)], own.scratch.data());
         } else {
@@ -42,21 +50,18 @@ void Program::attention(Step& step, const Op& op, size_t index, int thread) {
             begin_decode(step, op, item, thread);
             counted.read += kernels_.attention->decode(one, item, partials_.data(), own.scratch.data());
         }
-        stop = now();
+        const int64_t stop = now();
         (i < n_prefill ? counted.prefill_ns : counted.decode_ns) += stop - start;
-    }
-    queue_prefetch(step, size_t(op.layer) + 1, thread);
-    if (thread == 0) counted.prefill += n_prefill > 0, counted.decode += !work.decode.empty();
-    if (work.merges.empty()) return;
-    pool_->barrier(thread);
-    while (shares_[index][2].take(thread, 1, i, end))
-        kernels_.attention->merge(many, work.decode.data(), work.merges[size_t(i)], partials_.data());
+        start = stop;
+    });
+    queue_prefetch(step, size_t(op.layer) + 1, thread, phases_->threads(phase));
+    return computed;
 }
 
 // Lists the cells that this thread will read in the next attention, up to a limit; products of many
 // rows prefetch them. One span is a panel's cells of all heads. A layout without panels has no
 // spans that small, and is not prefetched.
-void Program::queue_prefetch(Step& step, size_t index, int thread) {
+void Program::queue_prefetch(Step& step, size_t index, int thread, int threads) {
     Own& own = own_[size_t(thread)];
     own.prefetch_spans.clear(), own.prefetch = {};
     if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
@@ -66,7 +71,7 @@ void Program::queue_prefetch(Step& step, size_t index, int thread) {
     const StoreView& s = layer.store;
     // Spans have one size: that of the smaller of K and V.
     const int64_t bytes = s.panel_size * s.n_heads * std::min(s.k.row_bytes(s.dim), s.v.row_bytes(s.dim));
-    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size()), threads = pool_->size();
+    const int64_t n = s.panel_size > kChunk ? 0 : int64_t(items.size());
     for (int64_t i = n * thread / threads; i < n * (thread + 1) / threads; ++i) {
         const WorkItem& item = items[size_t(i)];
         if (item.head > 0) continue;  // the item at head 0 already prefetches the whole panel
@@ -77,8 +82,7 @@ void Program::queue_prefetch(Step& step, size_t index, int thread) {
                 const int64_t end = std::min(item.end - first[b], s.block_size);
                 for (int64_t p = std::max<int64_t>(item.begin - first[b], 0) / s.panel_size; p * s.panel_size < end;
                      ++p)
-                    own.prefetch_spans.push_back(cells->cells + s.offset(cells->strides, blocks[b], p * s.panel_size) *
-                                                                    cell_bytes(cells->codec));
+                    own.prefetch_spans.push_back(cells->at(blocks[b], p * s.panel_size));
             }
         if (int64_t(own.prefetch_spans.size()) * bytes >= kPrefetchBytes) break;
     }
@@ -105,25 +109,27 @@ void Program::finish_keys(const Op& op, int64_t t, int64_t first, int64_t heads,
     for (int64_t i = 0; i < heads * op.head_dim; ++i) x[i] -= centre[i];
 }
 
-// Prefill: finishes q and k of whole rows, then writes k and v into the cells of the table.
-void Program::write_rows(Step& step, const Op& op, const AttentionWork& work, Shares& shares, int thread) {
+// Prefill: finishes q and k of a whole row, then writes k and v into the cell of the table.
+void Program::write_row(Step& step, const Op& op, const AttentionWork& work, const FreshToken& fresh, int thread) {
+    const LayerView& layer = step.cache.layers[size_t(op.layer)];
+    const HeadRange all{0, layer.store.n_heads};
+    const int64_t t = fresh.token, cell = step.cache.groups[size_t(layer.group)].table.cells[t];
+    prefetch_write(layer.store, cell, all);
+    finish_heads(op, t, op.heads, op.weight, row(op.in, t));
+    finish_keys(op, t, 0, op.kv_heads, row(op.in2, t));
+    if (cell >= 0)
+        step.counted[size_t(thread)].written += writer(step, op).write_row(work, fresh, row(op.in2, t), row(op.in3, t));
+}
+
+Writer Program::writer(const Step& step, const Op& op) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
-    const HeadRange all{0, layer.store.n_heads};
-    int64_t i, end;
-    while (shares.take(thread, 1, i, end)) {
-        const int64_t t = work.rows[size_t(i)], cell = table.cells[t];
-        prefetch_write(layer.store, cell, all);
-        finish_heads(op, t, op.heads, op.weight, row(op.in, t));
-        finish_keys(op, t, 0, op.kv_heads, row(op.in2, t));
-        if (cell >= 0)
-            step.counted[size_t(thread)].written +=
-                write_heads(layer.store, *kernels_.encoders, cell, all, row(op.in2, t), row(op.in3, t), op.kv_heads);
-    }
+    return {layer.store, table, *kernels_.encoders, op.kv_heads,
+            fresh_rows(fresh_.data(), layer.store, work_[size_t(layer.group)], op.kv_heads)};
 }
 
 // Decode: an item finishes its own heads of q in its thread's row. The item that holds the new
-// token also finishes k and writes k and v. No other item reads these cells, so no barrier is
+// token also finishes k and writes k and v. No other item reads these cells, so no phase is
 // needed.
 void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
@@ -143,8 +149,7 @@ void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int t
     if (!writes) return;
     const int64_t from = heads.begin / copies, n = (heads.end + copies - 1) / copies - from;
     finish_keys(op, t, from, n, copied(op.in2, own.k.data(), from, n));
-    step.counted[size_t(thread)].written +=
-        write_heads(layer.store, *kernels_.encoders, cell, heads, own.k.data(), row(op.in3, t), op.kv_heads);
+    step.counted[size_t(thread)].written += writer(step, op).write_token(item.seq, heads, own.k.data(), row(op.in3, t));
 }
 
 }  // namespace kvarn

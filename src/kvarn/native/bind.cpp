@@ -70,6 +70,25 @@ std::vector<std::tuple<int32_t, size_t, size_t>> split(const kvarn::Markers& sel
     return spans;
 }
 
+using BlockEncoder = void (*)(const int8_t*, const float*, uint8_t*, uint8_t*, int64_t, int64_t);
+void encode_blocks(BlockEncoder encode, int64_t bits, Rows<const int8_t> x, Column<const float> x_scale,
+                   Rows<uint32_t> out, Rows<uint8_t> scale) {
+    const auto rows = x.shape(0);
+    kvarn::ensure(x.shape(1) % 32 == 0 && x_scale.shape(0) == rows,
+                  "encode: rows of int8 have whole blocks and a scale");
+    kvarn::ensure(out.shape(0) == rows && int64_t(out.shape(1)) == int64_t(x.shape(1)) / 32 * bits &&
+                      scale.shape(0) == rows && scale.shape(1) == x.shape(1) / 32,
+                  "encode: a block of 32 numbers has one word per bit and one scale code");
+    const kvarn::Unlocked unlocked;
+    encode(x.data(), x_scale.data(), reinterpret_cast<uint8_t*>(out.data()), scale.data(), int64_t(rows),
+           int64_t(x.shape(1)));
+}
+void encode_int4(Rows<const int8_t> x, Column<const float> x_scale, Rows<uint32_t> out, Rows<uint8_t> scale) {
+    encode_blocks(kvarn::kernels().encoders->int4, 4, x, x_scale, out, scale);
+}
+void encode_int6(Rows<const int8_t> x, Column<const float> x_scale, Rows<uint32_t> out, Rows<uint8_t> scale) {
+    encode_blocks(kvarn::kernels().encoders->int6, 6, x, x_scale, out, scale);
+}
 std::vector<int32_t> encode_spm(const kvarn::Spm& self, nb::bytes text, bool special) {
     const kvarn::Unlocked unlocked;
     return self.encode(view(text), special);
@@ -93,6 +112,9 @@ NB_MODULE(_native, m) {
     m.def("encode_bf16", &encode_bf16, x, out);
     m.def("encode_f16", &encode_f16, x, out);
     m.def("encode_int8", &encode_int8, x, out, scale);
+    const auto x_scale = nb::arg("x_scale").noconvert();
+    m.def("encode_int4", &encode_int4, x, x_scale, out, scale);
+    m.def("encode_int6", &encode_int6, x, x_scale, out, scale);
 
     bind_arithmetic(m);
     bind_cpu(m);

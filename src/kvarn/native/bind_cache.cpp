@@ -9,6 +9,10 @@
 namespace kvarn {
 namespace {
 
+struct Fresh {  // the int8 rows of one layer and step, between the write and the attention
+    Lines<uint8_t> memory;
+};
+
 template <typename Any>
 Strides strides_of(const Any& x) {
     return {x.stride(0), x.stride(1), x.stride(2), x.stride(3), x.ndim() > 4 ? x.stride(4) : 0};
@@ -36,18 +40,22 @@ void add_group(Cache& c, In blocks, In first, In n_blocks, In kv_len, In q_start
     for (const In& x : {blocks, first, n_blocks, kv_len, q_start}) c.kept.push_back(nb::cast(x));
 }
 
-void add_scales(CellsView& view, const std::optional<Out>& scale, const Out& cells, const char* name) {
-    ensure(scale.has_value(), std::string("store: int8 cells need a ") + name);
-    bool fits = scale->ndim() == 4 && scale->dtype() == nb::dtype<float>();
+void add_scales(CellsView& view, const std::optional<Out>& scale, const Out& cells, int64_t dim, const char* name) {
+    ensure(scale.has_value(), std::string("store: cells of integers need a ") + name);
+    const bool codes = has_tail(view.codec);
+    bool fits = codes ? scale->ndim() == 5 && scale->dtype() == nb::dtype<uint8_t>() &&
+                            int64_t(scale->shape(4)) == blocks_of(dim)
+                      : scale->ndim() == 4 && scale->dtype() == nb::dtype<float>();
     for (size_t i = 0; fits && i < 4; ++i) fits = scale->shape(i) == cells.shape(i);
-    ensure(fits, std::string("store: ") + name + " is float32 [block, panel, head, slot] for cells " + describe(cells) +
-                     ", not " + describe(*scale));
-    view.scales = static_cast<float*>(scale->data());
+    ensure(fits, std::string("store: ") + name + " is " +
+                     (codes ? "uint8 [block, panel, head, slot, 32 numbers]" : "float32 [block, panel, head, slot]") +
+                     " for cells " + describe(cells) + ", not " + describe(*scale));
+    view.scales = static_cast<uint8_t*>(scale->data());
     view.scale_strides = strides_of(*scale);
 }
 
 CellsView view_of(const Out& x, int codec, int64_t dim, const std::optional<Out>& scale, const char* scale_name) {
-    ensure(codec >= 0 && codec <= int(Codec::Int8), "add_layer: unknown codec " + std::to_string(codec));
+    ensure(codec >= 0 && codec <= int(Codec::Int6), "add_layer: unknown codec " + std::to_string(codec));
     CellsView view;
     view.codec = Codec(codec);
     const int64_t bits = 8 * cell_bytes(view.codec);
@@ -58,7 +66,21 @@ CellsView view_of(const Out& x, int codec, int64_t dim, const std::optional<Out>
                " cells, not " + describe(x));
     view.cells = static_cast<uint8_t*>(x.data());
     view.strides = strides_of(x);
-    if (view.codec == Codec::Int8) add_scales(view, scale, x, scale_name);
+    view.panel_size = int64_t(x.shape(3));
+    if (rotated(view.codec)) add_scales(view, scale, x, dim, scale_name);
+    return view;
+}
+
+// The tail of K or V: int8 rows, two blocks of 32 slots per sequence.
+CellsView tail_of(Codec codec, const std::optional<Out>& x, const std::optional<Out>& scale, const StoreView& s,
+                  int64_t seqs, const char* name) {
+    if (!has_tail(codec)) return {};
+    ensure(x.has_value(), std::string("store: these cells need a ") + name);
+    const CellsView view = view_of(*x, int(Codec::Int8), s.dim, scale, name);
+    ensure(int64_t(x->shape(0)) >= 2 * seqs && int64_t(x->shape(1) * x->shape(3)) == kSlots &&
+               int64_t(x->shape(2)) == s.n_heads,
+           std::string("store: ") + name + " has two blocks of 32 slots for each of " + std::to_string(seqs) +
+               " sequences, not " + describe(*x));
     return view;
 }
 
@@ -75,10 +97,13 @@ void check_store(const StoreView& s, const SpecView& spec) {
                                                            std::to_string(spec.n_heads / s.n_heads));
 }
 
-void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional<Out> v_scale, int k_codec, int v_codec,
-               int64_t dim, int64_t group) {
+using Maybe = std::optional<Out>;
+
+void add_layer(Cache& c, Out k, Out v, Maybe k_scale, Maybe v_scale, Maybe k_tail, Maybe v_tail, Maybe k_tail_scale,
+               Maybe v_tail_scale, int k_codec, int v_codec, int64_t dim, int64_t group) {
     ensure(group >= 0 && group < int64_t(c.view.groups.size()),
            "add_layer: there is no group " + std::to_string(group));
+    const GroupView& g = c.view.groups[size_t(group)];
     LayerView layer;
     StoreView& s = layer.store;
     s.k = view_of(k, k_codec, dim, k_scale, "k_scale"), s.v = view_of(v, v_codec, dim, v_scale, "v_scale");
@@ -87,12 +112,16 @@ void add_layer(Cache& c, Out k, Out v, std::optional<Out> k_scale, std::optional
     s.n_blocks = int64_t(k.shape(0)), s.panel_size = int64_t(k.shape(3));
     s.block_size = int64_t(k.shape(1) * k.shape(3));
     s.n_heads = int64_t(k.shape(2)), s.dim = dim;
-    check_store(s, c.view.groups[size_t(group)].spec);
+    s.k_tail = tail_of(s.k.codec, k_tail, k_tail_scale, s, g.table.n_seqs, "k_tail");
+    s.v_tail = tail_of(s.v.codec, v_tail, v_tail_scale, s, g.table.n_seqs, "v_tail");
+    ensure(!s.has_tail() || s.block_size % kSlots == 0,
+           "store: cells with a tail are in blocks of a multiple of 32 slots, not " + std::to_string(s.block_size));
+    check_store(s, g.spec);
     layer.group = group;
     c.view.layers.push_back(layer);
     c.kept.push_back(nb::cast(k)), c.kept.push_back(nb::cast(v));
-    for (const auto& scale : {k_scale, v_scale})
-        if (scale) c.kept.push_back(nb::cast(*scale));
+    for (const Maybe& each : {k_scale, v_scale, k_tail, v_tail, k_tail_scale, v_tail_scale})
+        if (each) c.kept.push_back(nb::cast(*each));
 }
 
 // The cells of this step's tokens. They are checked here, because kernels write to them.
@@ -121,7 +150,7 @@ const LayerView& layer_of(const Cache& c, int64_t layer) {
     return c.view.layers[size_t(layer)];
 }
 
-int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
+int64_t write_layer(Cache& c, int64_t layer, In keys, In values, Fresh& fresh) {
     const LayerView& l = layer_of(c, layer);
     const GroupView& g = c.view.groups[size_t(l.group)];
     const Array<const float, 3> k(keys, "write: k"), v(values, "write: v");
@@ -130,18 +159,13 @@ int64_t write_layer(Cache& c, int64_t layer, In keys, In values) {
                "write: k and v are [" + std::to_string(g.table.tokens) + " new tokens, " +
                    std::to_string(g.spec.n_kv_heads) + " KV heads, " + std::to_string(l.store.dim) + "], not " +
                    describe(keys) + " and " + describe(values));
+    check_rows(g.table, l.store);
     const Unlocked unlocked;
-    int64_t written = 0;
-    const int64_t row = g.spec.n_kv_heads * l.store.dim;
-    for (int64_t t = 0; t < g.table.tokens; ++t)
-        if (g.table.cells[t] >= 0)
-            written += write_heads(l.store, *kernels().encoders, g.table.cells[t], {0, l.store.n_heads},
-                                   k.data() + t * row, v.data() + t * row, g.spec.n_kv_heads);
-    return written;
+    return write(kernels(), l.store, g.table, g.spec.n_kv_heads, fresh.memory, k.data(), v.data());
 }
 
 int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result, float scale, bool prefill,
-                     bool decode) {
+                     bool decode, Fresh& fresh) {
     const LayerView& l = layer_of(c, layer);
     const GroupView& g = c.view.groups[size_t(l.group)];
     const Array<const float, 3> q(queries, "attention: q");
@@ -154,8 +178,8 @@ int64_t attend_layer(Pool& pool, Cache& c, int64_t layer, In queries, Out result
     check_table(g.table, g.spec, l.store);
     const Unlocked unlocked;
     const int64_t stride = g.spec.n_heads * l.store.dim;
-    const AttentionArgs args{l.store, g.table, g.spec, scale, q.data(), out.data(), stride, stride};
-    return attend(pool, kernels(), args, prefill, decode).read;
+    const AttentionArgs args{l.store, g.table, g.spec, scale, q.data(), out.data(), stride, stride, {}};
+    return attend(pool, kernels(), args, fresh.memory, prefill, decode).read;
 }
 
 }  // namespace
@@ -166,16 +190,20 @@ void bind_cache(nb::module_& m) {
         .value("f32", Codec::F32)
         .value("f16", Codec::F16)
         .value("bf16", Codec::BF16)
-        .value("int8", Codec::Int8);
+        .value("int8", Codec::Int8)
+        .value("int4", Codec::Int4)
+        .value("int6", Codec::Int6);
+    nb::class_<Fresh>(m, "FreshRows").def(nb::init<>());
     nb::class_<Cache>(m, "CacheView")
         .def(nb::init<>())
         .def("add_group", &add_group)
         .def("add_layer", &add_layer, nb::arg("k"), nb::arg("v"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
-             nb::arg("k_codec"), nb::arg("v_codec"), nb::arg("dim"), nb::arg("group"))
+             nb::arg("k_tail").none(), nb::arg("v_tail").none(), nb::arg("k_tail_scale").none(),
+             nb::arg("v_tail_scale").none(), nb::arg("k_codec"), nb::arg("v_codec"), nb::arg("dim"), nb::arg("group"))
         .def("set_cells", &set_cells)
         .def("write", &write_layer);
     m.def("attend", &attend_layer, nb::arg("pool"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"), nb::arg("out"),
-          nb::arg("scale"), nb::arg("prefill"), nb::arg("decode"));
+          nb::arg("scale"), nb::arg("prefill"), nb::arg("decode"), nb::arg("fresh"));
 }
 
 }  // namespace kvarn

@@ -208,8 +208,31 @@ Op named(Op::Kind kind, const std::string& name, bool wanted_rows_only) {
     return op;
 }
 
+// A product reads the rows that the last norm or gate made, and writes as many.
+void check_product(const Program& p, const Op& op) {
+    const bool logits = op.kind == Op::Kind::Logits;
+    const Op* input = nullptr;
+    for (const Op& before : p.ops())
+        if (before.kind == Op::Kind::NormRound || before.kind == Op::Kind::Gated) input = &before;
+    ensure(input && input->out >= 0, "linear: no operation before it made rows for it");
+    ensure(input->wanted_rows_only == op.wanted_rows_only,
+           "linear: it has other rows than \"" + input->name + "\", which makes its input");
+    ensure(!logits || (op.wanted_rows_only && op.segments.size() == 1),
+           "linear: logits are one matrix, with the wanted rows");
+    for (const Segment& s : op.segments) {
+        ensure(s.weight.cols == p.width(input->out), "linear: a matrix of " + std::to_string(s.weight.cols) +
+                                                         " columns reads rows of " +
+                                                         std::to_string(p.width(input->out)));
+        ensure(
+            logits || (s.out >= 0 && p.width(s.out) == s.weight.rows),
+            "linear: the output of a matrix of " + std::to_string(s.weight.rows) + " rows is no buffer of that width");
+    }
+}
+
 void add(Program& p, Op op) {
     check_buffers(p, op);
+    ensure(p.ops().empty() || p.ops().back().kind != Op::Kind::Logits, "an operation follows the logits");
+    if (op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) check_product(p, op);
     p.add_op(std::move(op));
 }
 

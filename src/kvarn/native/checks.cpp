@@ -34,14 +34,27 @@ void check_resident(const TableView& t, int64_t s, int64_t begin, int64_t end, i
 
 }  // namespace
 
-void check_table(const TableView& t, const SpecView& spec, const StoreView& store) {
+void check_rows(const TableView& t, const StoreView& store) {
     ensure(t.q_start[0] == 0, "table: q_start begins with %, not 0", t.q_start[0], 0);
     for (int64_t s = 0; s < t.n_seqs; ++s) {
-        const int64_t fresh = int64_t(t.q_start[s + 1]) - t.q_start[s], length = t.kv_len[s], n = t.n_blocks[s];
+        const int64_t fresh = int64_t(t.q_start[s + 1]) - t.q_start[s], length = t.kv_len[s];
         ensure(fresh >= 0, "table: q_start falls at sequence % by %", s, -fresh);
+        ensure(fresh == 0 || length == 0 || length >= fresh, "table: % tokens are written, % of them new", length,
+               fresh);
+        for (int64_t i = 0; i < fresh && store.has_tail(); ++i) {  // the cells of a tile are those up to its last
+            const int64_t cell = t.cells ? t.cells[t.q_start[s] + i] : -1, pos = length - fresh + i;
+            ensure(cell < 0 || (length > 0 && cell % kSlots == pos % kSlots),
+                   "table: position % and its cell % have different places in their tiles", pos, cell);
+        }
+    }
+}
+
+void check_table(const TableView& t, const SpecView& spec, const StoreView& store) {
+    check_rows(t, store);
+    for (int64_t s = 0; s < t.n_seqs; ++s) {
+        const int64_t fresh = int64_t(t.q_start[s + 1]) - t.q_start[s], length = t.kv_len[s], n = t.n_blocks[s];
         if (fresh == 0) continue;
         ensure(n >= 0 && n <= t.max_blocks, "table: % blocks in a row of %", n, t.max_blocks);
-        ensure(length == 0 || length >= fresh, "table: % tokens are written, % of them new", length, fresh);
         const int32_t *blocks = t.blocks + s * t.max_blocks, *first = t.first + s * t.max_blocks;
         for (int64_t i = 0; i < n; ++i) {
             ensure(blocks[i] >= 0 && blocks[i] < store.n_blocks, "table: block % lies outside the store of % blocks",

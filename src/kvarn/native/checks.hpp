@@ -14,6 +14,10 @@ namespace kvarn {
 void ensure(bool holds, const std::string& what);
 void ensure(bool holds, const char* what, int64_t a, int64_t b);
 
+// What a write reads: the rows of q_start, kv_len and cells.
+void check_rows(const TableView& table, const StoreView& store);
+
+// And what attention reads.
 void check_table(const TableView& table, const SpecView& spec, const StoreView& store);
 
 // Everything a program's step reads: the layers exist in the cache and have its shapes, and every

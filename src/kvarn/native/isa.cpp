@@ -28,6 +28,9 @@ namespace kvarn {
 KVARN_DECLARE(portable)
 #if defined(KVARN_X86)
 KVARN_DECLARE(avx2)
+#if defined(KVARN_AVXVNNI)
+KVARN_DECLARE(avxvnni)
+#endif
 KVARN_DECLARE(avx512)
 KVARN_DECLARE(avx512bf16)
 #if defined(KVARN_AMX)
@@ -51,6 +54,11 @@ bool has_amx(unsigned bit) {  // a bit of CPUID 7.0 EDX; amx_works() tests wheth
     return (d & (1u << bit)) && (os_saved_state() & (3ull << 17)) == (3ull << 17);
 }
 
+bool has_avxvnni() {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
+}
+
 }  // namespace
 #endif
 
@@ -69,6 +77,7 @@ std::vector<std::string> cpu_features() {
     KVARN_FEATURE("avx512vnni");
     KVARN_FEATURE("avx512bf16");
 #undef KVARN_FEATURE
+    if (has_avxvnni()) found.emplace_back("avxvnni");
     if (has_amx(24)) found.emplace_back("amx-tile");
     if (has_amx(25)) found.emplace_back("amx-int8");
     if (has_amx(22)) found.emplace_back("amx-bf16");
@@ -93,6 +102,9 @@ std::vector<const Kernels*> runnable() {  // best first
 #endif
     if (has_bf16) found.push_back(avx512bf16::kernels);
     if (has_avx512) found.push_back(avx512::kernels);
+#if defined(KVARN_AVXVNNI)
+    if (has_avx2 && has_avxvnni()) found.push_back(avxvnni::kernels);
+#endif
     if (has_avx2) found.push_back(avx2::kernels);
 #endif
     found.push_back(portable::kernels);

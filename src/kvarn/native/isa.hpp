@@ -27,6 +27,9 @@ struct CellEncoders {
     void (*bf16)(const float* x, uint16_t* out, int64_t n);
     void (*f16)(const float* x, uint16_t* out, int64_t n);
     void (*int8)(const float* x, int8_t* out, float* scale, int64_t rows, int64_t dim);
+    // From rows of int8, codes and scales; depth is a multiple of 32.
+    void (*int4)(const int8_t* x, const float* x_scale, uint8_t* out, uint8_t* scale, int64_t rows, int64_t depth);
+    void (*int6)(const int8_t* x, const float* x_scale, uint8_t* out, uint8_t* scale, int64_t rows, int64_t depth);
 };
 
 struct Kernels {  // all kernels of one instruction set and one order of sums

@@ -14,16 +14,25 @@ namespace {
 constexpr int64_t kGrainsPerThread = 8;  // shares of a linear per thread, to balance the threads
 constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights are read
 
+bool makes_input(const Op& op) { return op.kind == Op::Kind::NormRound || op.kind == Op::Kind::Gated; }
+bool is_linear(const Op& op) { return op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits; }
+
 }  // namespace
 
-// If there is only one row, every thread computes it for itself, which is faster than a barrier.
-// That is not allowed if the next linear writes a buffer that another thread may still be reading.
+// If there is only one row, every thread computes it for itself, which is faster than a phase. That
+// is not allowed if the linear writes a buffer that another thread may still be reading, and if
+// another linear reads the row too: a thread that skips the first one has no copy. A thread that is
+// late can read a buffer that a later phase writes. Then its copy is wrong, but no item is left.
 void Program::add_op(Op op) {
-    if ((op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) && !ops_.empty()) {
-        Op& before = ops_.back();
-        before.per_thread = before.kind == Op::Kind::NormRound || before.kind == Op::Kind::Gated;
-        for (const Segment& s : op.segments)
-            before.per_thread = before.per_thread && (s.out < 0 || (s.out != before.in && s.out != before.in2));
+    if (op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) {
+        op.input = int(ops_.size()) - 1;
+        while (op.input >= 0 && !makes_input(ops_[size_t(op.input)])) --op.input;
+        if (op.input >= 0) {
+            Op& before = ops_[size_t(op.input)];
+            before.per_thread = op.input == int(ops_.size()) - 1;
+            for (const Segment& s : op.segments)
+                before.per_thread = before.per_thread && (s.out < 0 || (s.out != before.in && s.out != before.in2));
+        }
     }
     loaded_ = loaded_ && (op.kind != Op::Kind::Embed || op.matrix.data);
     for (const Segment& s : op.segments) loaded_ = loaded_ && s.weight.data;
@@ -49,7 +58,8 @@ int64_t Program::vocabulary() const {
 }
 
 int64_t Program::workspace_bytes() const {
-    int64_t total = int64_t(codes_.size() + meta_.size() * sizeof(BlockMeta) + bf16_.size() * 2 + partials_.size() * 4);
+    int64_t total = int64_t(codes_.size() + meta_.size() * sizeof(BlockMeta) + bf16_.size() * 2 + partials_.size() * 4 +
+                            fresh_.size());
     for (const Buffer& b : buffers_) total += int64_t(b.data.size() * 4);
     for (const RopeTable& r : ropes_) total += int64_t((r.cos.size() + r.sin.size()) * 4);
     for (const Own& o : own_)
@@ -58,17 +68,19 @@ int64_t Program::workspace_bytes() const {
     return total;
 }
 
-int64_t Program::workspace_for(int64_t tokens, int64_t sequences, int64_t keys) const {
+int64_t Program::workspace_for(int64_t tokens, int64_t sequences, int64_t keys, int64_t block, int64_t tails) const {
     const int64_t rounded = widest_ * (1 + 2) + widest_ / kBlock * int64_t(sizeof(BlockMeta));  // codes, bf16, meta
-    int64_t total = up(tokens, kTile) * rounded, scratch = 0, partials = 0;
+    int64_t total = up(tokens, kTile) * rounded, scratch = 0, partials = 0, fresh = 0;
     for (const Buffer& b : buffers_) total += tokens * b.stride * 4;
     for (const RopeTable& r : ropes_) total += tokens * int64_t(r.frequencies.size()) * 2 * 4;
     for (const Op& op : ops_) {
         if (op.kind != Op::Kind::Attention) continue;
         scratch = std::max(scratch, scratch_bytes(op.head_dim));
-        partials = std::max(partials, sequences * ceil_div(keys, kChunk) * op.heads * (2 + up(op.head_dim, 16)) * 4);
+        const int64_t width = up(op.head_dim, std::max<int64_t>(block, 16));  // StoreView::width
+        partials = std::max(partials, sequences * ceil_div(keys, kChunk) * op.heads * (2 + width) * 4);
+        fresh = std::max(fresh, tails * fresh_bytes(most_tiles(tokens, sequences), op.kv_heads, op.head_dim));
     }
-    return total + partials + int64_t(own_.size()) * (widest_ * 3 * 4 + rounded + scratch);
+    return total + partials + fresh + int64_t(own_.size()) * (widest_ * 3 * 4 + rounded + scratch);
 }
 
 void Program::grow(int64_t tokens, int64_t rows) {
@@ -96,12 +108,19 @@ void Program::grow(int64_t tokens, int64_t rows) {
 Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
                      const int64_t* rows, int64_t n_rows, float* logits) {
     grow(n_tokens, n_rows);
-    for (shares_.reserve(ops_.size()); shares_.size() < ops_.size();) {
-        std::vector<Shares>& phases = shares_.emplace_back();
-        for (int phase = 0; phase < 3; ++phase) phases.emplace_back(pool_->size());
-    }
+    make_work(cache);
+    Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, {}};
+    step.counted.resize(size_t(pool_->size()));
+    make_phases(step);
+    pool_->run([&](int thread) { walk(step, thread); }, phases_->begin());
+    Counted total;
+    for (const Counted& c : step.counted) total += c;
+    return total;
+}
+
+void Program::make_work(const CacheView& cache) {
     work_.resize(cache.groups.size());
-    int64_t floats = 0, scratch = 0;
+    int64_t floats = 0, scratch = 0, fresh = 0;
     for (size_t g = 0; g < cache.groups.size(); ++g) {
         const auto layer = [&]() -> const LayerView& {
             for (const LayerView& l : cache.layers)
@@ -111,107 +130,134 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
         work_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
         floats = std::max(floats, work_[g].partial_floats);
         scratch = std::max(scratch, scratch_bytes(layer.store.dim));
+        const int64_t tiles = most_tiles(capacity_, cache.groups[g].table.n_seqs);
+        fresh = std::max(fresh, fresh_bytes(layer.store, tiles, cache.groups[g].spec.n_kv_heads));
     }
+    if (int64_t(fresh_.size()) < fresh) fresh_.resize(size_t(fresh));
     if (int64_t(partials_.size()) < floats) partials_.resize(size_t(floats));
     for (Own& own : own_)
         if (int64_t(own.scratch.size()) < scratch) own.scratch.resize(size_t(scratch));
+}
 
-    Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, {}};
-    step.counted.resize(size_t(pool_->size()));
-    for (size_t i = 0; i < ops_.size(); ++i) {
-        const Op& op = ops_[i];
-        const int64_t n = step.rows_of(op);
-        if (op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) {
-            int64_t groups = 0;
-            for (const Segment& s : op.segments) groups += s.weight.groups;
-            const int64_t tiles = ceil_div(n, kTile);
-            shares_[i][0].reset(groups * ceil_div(tiles, kTilesAtOnce));
-        } else {
-            shares_[i][0].reset(n);
-        }
-        if (op.kind == Op::Kind::Attention) {
-            const AttentionWork& work = work_[size_t(cache.layers[size_t(op.layer)].group)];
-            shares_[i][0].reset(int64_t(work.rows.size()));
-            shares_[i][1].reset(int64_t(work.prefill.size() + work.decode.size()));
-            shares_[i][2].reset(int64_t(work.merges.size()));
-        }
+void Program::make_phases(const Step& step) {
+    if (!phases_) {
+        parts_.push_back({-1, 0});
+        for (size_t i = 0; i < ops_.size(); ++i)
+            for (int part = 0; part < (ops_[i].kind == Op::Kind::Attention ? kAttentionParts : 1); ++part)
+                parts_.push_back({int(i), part});
+        phases_ = std::make_unique<Phases>(*pool_, parts_.size());
     }
-    pool_->run([&](int thread) { walk(step, thread); });
-    Counted total;
-    for (const Counted& c : step.counted) total += c;
-    return total;
+    for (size_t i = 0; i < parts_.size(); ++i) phases_->reset(i, items_of(step, parts_[i]));
+}
+
+int64_t Program::items_of(const Step& step, const Part& part) const {
+    if (part.op < 0) return ropes_.empty() ? 0 : step.n_tokens;
+    const Op& op = ops_[size_t(part.op)];
+    const int64_t n = step.rows_of(op);
+    if (is_linear(op)) {  // an item is one group with one block of tiles
+        int64_t groups = 0;
+        for (const Segment& s : op.segments) groups += s.weight.groups;
+        return groups * ceil_div(ceil_div(n, kTile), kTilesAtOnce);
+    }
+    if (op.kind == Op::Kind::Attention) {
+        const AttentionWork& work = work_[size_t(step.cache.layers[size_t(op.layer)].group)];
+        if (part.part == kWriteRows) return int64_t(work.rows.size());
+        if (part.part == kFinishTiles) return int64_t(work.tiles.size());
+        return int64_t(part.part == kCompute ? work.prefill.size() + work.decode.size() : work.merges.size());
+    }
+    return step.per_thread(op) ? 0 : n;
+}
+
+// Adds the phases [from, to) to the trace. Those that other threads finished take no time of this one. The
+// phases of one operation are one entry.
+void Program::note(size_t from, size_t to, int64_t begin, int64_t end) {
+    for (size_t i = from; i < to; ++i) {
+        const auto op = int32_t(parts_[i].op);
+        if (op < 0 || phases_->items(i) == 0) continue;
+        if (!timings_.empty() && timings_.back().op == op)
+            timings_.back().end = end;
+        else
+            timings_.push_back({op, begin, end});
+    }
 }
 
 void Program::walk(Step& step, int thread) {
     const FlushDenormals flush;
-    for (RopeTable& table : ropes_) {  // each thread computes its part of the tokens
-        const int64_t half = int64_t(table.frequencies.size()), threads = pool_->size();
-        for (int64_t t = step.n_tokens * thread / threads; t < step.n_tokens * (thread + 1) / threads; ++t)
-            for (int64_t i = 0; i < half; ++i) {
-                const double angle = double(step.positions[t]) * table.frequencies[size_t(i)];
-                const SinCos both = sin_cos(angle);
-                table.cos[size_t(t * half + i)] = float(double(table.magnitude) * both.cos);
-                table.sin[size_t(t * half + i)] = float(double(table.magnitude) * both.sin);
-            }
+    own_[size_t(thread)].made = -1;
+    queue_prefetch(step, 0, thread, pool_->size());
+    const bool traced = tracing_ && thread == 0;
+    size_t at = phases_->first(thread);
+    if (traced) note(0, at, now(), now());
+    while (at < phases_->size()) {
+        const int64_t begin = traced ? now() : 0;
+        const int64_t computed = run_phase(step, at, thread);
+        const size_t next = phases_->finish(at, thread, computed);
+        if (traced) note(at, at + 1, begin, now()), note(at + 1, next, now(), now());
+        at = next;
     }
-    queue_prefetch(step, 0, thread);
-    for (size_t i = 0; i < ops_.size(); ++i) {
-        const int64_t begin = tracing_ && thread == 0 ? now() : 0;
-        run_op(step, ops_[i], i, thread);
-        if (!step.per_thread(ops_[i])) pool_->barrier(thread);
-        if (tracing_ && thread == 0) timings_.push_back({int32_t(i), begin, now()});
-    }
+    if (thread == 0 && is_linear(ops_.back())) make_own_input(step, ops_.back(), thread);  // for hidden()
 }
 
-void Program::run_op(Step& step, const Op& op, size_t index, int thread) {
-    Shares& shares = shares_[index][0];
-    int64_t begin, end;
+int64_t Program::run_phase(Step& step, size_t phase, int thread) {
+    const Part& part = parts_[phase];
+    if (part.op < 0) return each(phase, thread, [&](int64_t t) { make_rope(step, t); });
+    const Op& op = ops_[size_t(part.op)];
     switch (op.kind) {
         case Op::Kind::Embed:
-            return embed(step, op, shares, thread);
+            return each(phase, thread, [&](int64_t t) { embed(step, op, t); });
         case Op::Kind::NormRound:
         case Op::Kind::Gated:
-            return make_linear_input(step, op, shares, thread);
+            view_input(step, part.op, thread);
+            return each(phase, thread, [&](int64_t r) { make_row(op, own_[size_t(thread)].x, r, row(op.out, r)); });
         case Op::Kind::Linear:
         case Op::Kind::Logits:
-            return linear(step, op, shares, thread);
+            return linear(step, op, phase, thread);
         case Op::Kind::Attention:
-            return attention(step, op, index, thread);
+            return attention(step, op, phase, thread);
         case Op::Kind::NormAdd:
-            while (shares.take(thread, 1, begin, end)) {
+            return each(phase, thread, [&](int64_t r) {
                 const int64_t n = buffers_[size_t(op.in)].width;
-                float* h = row(op.in, begin);
+                float* h = row(op.in, r);
                 kernels_.rows->norm(h, op.weight->data(), n, op.eps, h);
-                kernels_.rows->add(row(op.out, begin), h, n);
-            }
-            return;
+                kernels_.rows->add(row(op.out, r), h, n);
+            });
         case Op::Kind::Add:
-            while (shares.take(thread, 1, begin, end))
-                kernels_.rows->add(row(op.out, begin), row(op.in, begin), buffers_[size_t(op.in)].width);
-            return;
+            return each(phase, thread, [&](int64_t r) {
+                kernels_.rows->add(row(op.out, r), row(op.in, r), buffers_[size_t(op.in)].width);
+            });
         case Op::Kind::Select:
-            while (shares.take(thread, 1, begin, end))
-                memcpy(row(op.out, begin), row(op.in, step.rows[begin]), size_t(buffers_[size_t(op.in)].stride) * 4);
-            return;
+            return each(phase, thread, [&](int64_t r) {
+                memcpy(row(op.out, r), row(op.in, step.rows[r]), size_t(buffers_[size_t(op.in)].stride) * 4);
+            });
+    }
+    return 0;
+}
+
+void Program::make_rope(const Step& step, int64_t t) {
+    for (RopeTable& table : ropes_) {
+        const auto half = int64_t(table.frequencies.size());
+        for (int64_t i = 0; i < half; ++i) {
+            const SinCos both = sin_cos(double(step.positions[t]) * table.frequencies[size_t(i)]);
+            table.cos[size_t(t * half + i)] = float(double(table.magnitude) * both.cos);
+            table.sin[size_t(t * half + i)] = float(double(table.magnitude) * both.sin);
+        }
     }
 }
 
-void Program::embed(Step& step, const Op& op, Shares& shares, int thread) {
-    int64_t t, end;
-    while (shares.take(thread, 1, t, end)) {
-        float* out = row(op.out, t);
-        unpack_row(op.matrix, step.tokens[t], out);
-        if (op.scale != 1.0f) kernels_.rows->scale(out, buffers_[size_t(op.out)].width, op.scale);
-    }
+void Program::embed(const Step& step, const Op& op, int64_t t) {
+    float* out = row(op.out, t);
+    unpack_row(op.matrix, step.tokens[t], out);
+    if (op.scale != 1.0f) kernels_.rows->scale(out, buffers_[size_t(op.out)].width, op.scale);
 }
 
-// Computes rows in f32 and rounds them to the forms that the next linear reads. The rest of a short
-// tile is zeros.
-void Program::make_linear_input(Step& step, const Op& op, Shares& shares, int thread) {
+// Where the thread finds the rows that an operation made for a linear.
+void Program::view_input(const Step& step, int index, int thread) {
+    const Op& op = ops_[size_t(index)];
     const Buffer& out = buffers_[size_t(op.out)];
     const bool per_thread = step.per_thread(op);
     Own& own = own_[size_t(thread)];
     Activations& x = own.x;
+    own.made = index;
     x.rows = step.rows_of(op), x.cols = out.width, x.blocks = out.stride / kBlock;
     x.height = kTile;
     while (x.height > 1 && x.height / 2 >= x.rows) x.height /= 2;
@@ -219,45 +265,53 @@ void Program::make_linear_input(Step& step, const Op& op, Shares& shares, int th
     x.meta = per_thread ? own.meta.data() : meta_.data();
     x.bf16 = per_thread ? own.bf16.data() : bf16_.data();
     x.f32 = out.data.data(), x.stride = out.stride;
-    const auto make = [&](int64_t r, float* y) {
-        if (op.kind == Op::Kind::Gated)
-            kernels_.rows->gate(row(op.in, r), row(op.in2, r), out.width, op.gate, y);
-        else if (op.weight)
-            kernels_.rows->norm(row(op.in, r), op.weight->data(), out.width, op.eps, y);
-        else
-            y = row(op.in, r);
-        if (op.needs_int8) kernels_.linear->quantize(y, x, r);
-        if (op.needs_bf16) kernels_.linear->round(y, x, r);
-    };
-    if (per_thread) {
-        if (op.kind == Op::Kind::Gated || op.weight) x.f32 = own.row.data();
-        return make(0, own.row.data());
-    }
-    int64_t r, end;
-    while (shares.take(thread, 1, r, end)) make(r, row(op.out, r));
-    if (op.needs_int8 && thread == 0)  // no thread reads these rows before the barrier
-        for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
-            const int64_t t = surplus / kTile, in = surplus % kTile;
-            for (int64_t b = 0; b < x.blocks; ++b) {
-                memset(x.codes + ((t * x.blocks + b) * x.height + in) * kBlock, 0, size_t(kBlock));
-                x.meta[(t * x.blocks + b) * x.height + in] = BlockMeta{};
-            }
-        }
 }
 
-void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
+// Computes a row in f32 and rounds it to the forms that the next linear reads. With the last row, the
+// rest of a short tile becomes zeros.
+void Program::make_row(const Op& op, const Activations& x, int64_t r, float* y) {
+    if (op.kind == Op::Kind::Gated)
+        kernels_.rows->gate(row(op.in, r), row(op.in2, r), x.cols, op.gate, y);
+    else if (op.weight)
+        kernels_.rows->norm(row(op.in, r), op.weight->data(), x.cols, op.eps, y);
+    else
+        y = row(op.in, r);
+    if (op.needs_bf16) kernels_.linear->round(y, x, r);
+    if (!op.needs_int8) return;
+    kernels_.linear->quantize(y, x, r);
+    if (r + 1 < x.rows) return;
+    for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
+        const int64_t t = surplus / kTile, in = surplus % kTile;
+        for (int64_t b = 0; b < x.blocks; ++b) {
+            memset(x.codes + ((t * x.blocks + b) * x.height + in) * kBlock, 0, size_t(kBlock));
+            x.meta[(t * x.blocks + b) * x.height + in] = BlockMeta{};
+        }
+    }
+}
+
+// Makes sure that the thread's view of a linear's input is there, and its copy if it has one.
+void Program::make_own_input(const Step& step, const Op& linear, int thread) {
+    Own& own = own_[size_t(thread)];
+    if (own.made == linear.input) return;
+    const Op& op = ops_[size_t(linear.input)];
+    view_input(step, linear.input, thread);
+    if (!step.per_thread(op)) return;
+    if (op.kind == Op::Kind::Gated || op.weight) own.x.f32 = own.row.data();
+    make_row(op, own.x, 0, own.row.data());
+}
+
+int64_t Program::linear(Step& step, const Op& op, size_t phase, int thread) {
     const int64_t n = step.rows_of(op), tiles = ceil_div(n, kTile);
-    if (!n) return;
-    int64_t groups = 0;
+    make_own_input(step, op, thread);
+    int64_t groups = 0, begin, end, computed = 0;
     for (const Segment& s : op.segments) groups += s.weight.groups;
-    const int64_t grain = std::max<int64_t>(1, groups / (kGrainsPerThread * pool_->size()));
-    int64_t begin, end;
-    while (shares.take(thread, grain, begin, end))
-        while (begin < end) {  // an item is one group with one block of tiles
-            const int64_t block = begin / groups, stop = std::min(end, (block + 1) * groups);
+    const int64_t grain = std::max<int64_t>(1, groups / (kGrainsPerThread * phases_->threads(phase)));
+    for (; phases_->take(phase, thread, grain, begin, end); computed += end - begin)
+        for (int64_t from = begin; from < end;) {
+            const int64_t block = from / groups, stop = std::min(end, (block + 1) * groups);
             int64_t at = block * groups;
             for (const Segment& s : op.segments) {
-                const int64_t low = std::max(begin, at) - at, high = std::min(stop, at + s.weight.groups) - at;
+                const int64_t low = std::max(from, at) - at, high = std::min(stop, at + s.weight.groups) - at;
                 at += s.weight.groups;
                 if (low >= high) continue;
                 Output y;
@@ -271,8 +325,9 @@ void Program::linear(Step& step, const Op& op, Shares& shares, int thread) {
                 const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
                 kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].prefetch);
             }
-            begin = stop;
+            from = stop;
         }
+    return computed;
 }
 
 }  // namespace kvarn

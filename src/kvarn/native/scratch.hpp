@@ -2,25 +2,28 @@
 // used twice: to compute the size of the memory, and to divide the memory into the arrays.
 #pragma once
 
+#include <algorithm>
+
 #include "base.hpp"
 #include "view.hpp"
 
 namespace kvarn {
 
-constexpr int64_t kMaxRows = 128;     // query rows of a work item, at most
-constexpr int64_t kScratchRows = 64;  // query rows that are computed together, at most
-constexpr int64_t kAmxRows = 16;      // query rows that one AMX tile holds; AMX stores whole tiles
+constexpr int64_t kMaxRows = 128;                             // query rows of a work item, at most
+constexpr int64_t kScratchRows = 64;                          // query rows that are computed together, at most
+constexpr int64_t kSpanBytes = kChunk + kChunk / kSlots * 4;  // of a row's weights as integers: codes, a step per tile
+constexpr int64_t kAmxRows = 16;  // query rows that one AMX tile holds; AMX stores whole tiles
 static_assert(kQueryRows <= kMaxRows && kHeadRows <= kScratchRows && kMaxQueryGroup <= kHeadRows);
 
 struct Scratch {               // depth: head dims, rounded up to 32
     uint8_t* q;                // [kMaxRows][depth], bf16 or f32
     float* s;                  // [kScratchRows][kChunk] scores
-    uint8_t* p;                // [kScratchRows][kChunk] softmax weights, bf16 or f32
+    uint8_t* p;                // [kScratchRows][kChunk] softmax weights, bf16 or f32; or rows of integers.hpp
     uint8_t *k, *v;            // staged tiles of one chunk
     float* rows;               // [kSlots][depth] one tile in f32, on its way into k or v
     float* o;                  // [kMaxRows][depth] outputs over all chunks
     float* part;               // [kScratchRows + kAmxRows][depth] outputs over one chunk
-    float *k_scale, *v_scale;  // [kScratchRows][kChunk]
+    float *k_scale, *v_scale;  // [depth / 32][kChunk]: factors of the cells of one chunk
 };
 
 struct Carver {  // hands out memory, aligned to cache lines
@@ -50,14 +53,14 @@ static inline Scratch carve(From from, int64_t dim) {
     Scratch x;
     x.q = memory.take(kMaxRows * depth * 4);
     x.s = reinterpret_cast<float*>(memory.take(kScratchRows * kChunk * 4));
-    x.p = memory.take(kScratchRows * kChunk * 4);
+    x.p = memory.take(kScratchRows * std::max(kChunk * 4, depth / 32 * kSpanBytes));
     x.k = memory.take(kChunk * depth * 4);
     x.v = memory.take(kChunk * depth * 4);
     x.rows = reinterpret_cast<float*>(memory.take(kSlots * depth * 4));
     x.o = reinterpret_cast<float*>(memory.take(kMaxRows * depth * 4));
     x.part = reinterpret_cast<float*>(memory.take((kScratchRows + kAmxRows) * depth * 4));
-    x.k_scale = reinterpret_cast<float*>(memory.take(kScratchRows * kChunk * 4));
-    x.v_scale = reinterpret_cast<float*>(memory.take(kScratchRows * kChunk * 4));
+    x.k_scale = reinterpret_cast<float*>(memory.take(depth / 32 * kChunk * 4));
+    x.v_scale = reinterpret_cast<float*>(memory.take(depth / 32 * kChunk * 4));
     return x;
 }
 

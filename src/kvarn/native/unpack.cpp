@@ -38,64 +38,68 @@ float float_at(const uint8_t* p) {
     return x;
 }
 
-float number_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t c) {
-    const uint8_t* s = w.scales(group);
-    const int64_t b = c / kBlock, part = c % kBlock / 16;
-    const auto half_at = [&](int64_t offset) { return widen(half(s + offset + row * 2)); };
-    const auto bits = [&] { return bits_at(w, group, row, c); };
+int level_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {  // for integer kinds
+    if (w.kind == Kind::Q8_0) return code_at(w, group, row, column);
+    const int bits = bits_at(w, group, row, column);
     switch (w.kind) {
-        case Kind::Q4_0:
-            return half_at(scale_layout(Kind::Q4_0).record(b)) * float(int(bits()) - 8);
-        case Kind::Q5_0:
-            return half_at(scale_layout(Kind::Q5_0).record(b)) * float(int(bits()) - 16);
-        case Kind::Q4_1:
-        case Kind::Q5_1: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Q4_1);
-            return half_at(kLayout.record(b)) * float(bits()) + half_at(kLayout.min(b));
-        }
-        case Kind::Q8_0:
-            return half_at(scale_layout(Kind::Q8_0).record(b)) * float(code_at(w, group, row, c));
-        case Kind::Q4_K:
-        case Kind::Q5_K: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Q4_K);
-            const uint8_t sc = s[kLayout.factor(b, 0) + row], mn = s[kLayout.factor(b, 1) + row];
-            const float scale = half_at(kLayout.record(b)) * float(sc);
-            return scale * float(bits()) - half_at(kLayout.min(b)) * float(mn);
-        }
-        case Kind::Q2_K: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Q2_K);
-            const uint8_t both = s[kLayout.factor(b, part) + row];
-            const float scale = half_at(kLayout.record(b)) * float(both & 15);
-            return scale * float(bits()) - half_at(kLayout.min(b)) * float(both >> 4);
-        }
         case Kind::Q3_K:
-        case Kind::Q6_K: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Q3_K);
-            const float scale = half_at(kLayout.record(b)) * float(int8_t(s[kLayout.factor(b, part) + row]));
-            return scale * float(int(bits()) - (w.kind == Kind::Q3_K ? 4 : 32));
-        }
-        case Kind::Table16: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Table16);
-            const auto factor = int8_t(s[kLayout.factor(b, part) + row]);
-            return float_at(s + kLayout.record(b) + row * 4) * float(factor) * float(int(w.table[bits()]) - 128);
-        }
-        case Kind::Table32: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Table32);
-            const auto factor = int8_t(s[kLayout.factor(b, 0) + row]);
-            return float_at(s + kLayout.record(b) + row * 4) * float(factor) * float(int(w.table[bits()]) - 128);
-        }
-        case Kind::Table: {
-            constexpr ScaleLayout kLayout = scale_layout(Kind::Table);
-            return float_at(s + kLayout.record(b) + row * 4) * float(int(w.table[bits()]) - 128);
-        }
-        case Kind::BF16:
-            return std::bit_cast<float>(uint32_t(half(w.codes(group) + (c / 2 * kGroup + row) * 4 + c % 2 * 2)) << 16);
-        case Kind::F16:
-            return widen(half(w.codes(group) + (c * kGroup + row) * 2));
-        case Kind::F32:
-            return float_at(w.codes(group) + (c * kGroup + row) * 4);
+            return bits - 4;
+        case Kind::Q4_0:
+            return bits - 8;
+        case Kind::Q5_0:
+            return bits - 16;
+        case Kind::Q6_K:
+            return bits - 32;
+        case Kind::Table16:
+        case Kind::Table32:
+        case Kind::Table:
+            return int(w.table[bits]) - 128;
+        default:
+            return bits;
     }
-    return 0.0f;
+}
+
+// Scale times level, and the minimum where there is one, in the order of the file's own arithmetic.
+float scaled_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t column) {
+    const ScaleLayout layout = scale_layout(w.kind);
+    const uint8_t* s = w.scales(group);
+    const int64_t block = column / kBlock, part = column % kBlock / 16;
+    const auto half_at = [&](int64_t offset) { return widen(half(s + offset + row * 2)); };
+    const auto factor = [&](int64_t i) { return s[layout.factor(block, i) + row]; };
+    const float d = layout.d_bytes == 4 ? float_at(s + layout.record(block) + row * 4) : half_at(layout.record(block));
+    const auto level = float(level_at(w, group, row, column));
+    switch (w.kind) {
+        case Kind::Q4_1:
+        case Kind::Q5_1:
+            return d * level + half_at(layout.min(block));
+        case Kind::Q4_K:
+        case Kind::Q5_K:
+            return d * float(factor(0)) * level - half_at(layout.min(block)) * float(factor(1));
+        case Kind::Q2_K:
+            return d * float(factor(part) & 15) * level - half_at(layout.min(block)) * float(factor(part) >> 4);
+        case Kind::Q3_K:
+        case Kind::Q6_K:
+        case Kind::Table16:
+            return d * float(int8_t(factor(part))) * level;
+        case Kind::Table32:
+            return d * float(int8_t(factor(0))) * level;
+        default:
+            return d * level;
+    }
+}
+
+float number_at(const PackedMatrix& w, int64_t group, int64_t row, int64_t c) {
+    const uint8_t* codes = w.codes(group);
+    switch (w.kind) {
+        case Kind::BF16:
+            return std::bit_cast<float>(uint32_t(half(codes + (c / 2 * kGroup + row) * 4 + c % 2 * 2)) << 16);
+        case Kind::F16:
+            return widen(half(codes + (c * kGroup + row) * 2));
+        case Kind::F32:
+            return float_at(codes + (c * kGroup + row) * 4);
+        default:
+            return scaled_at(w, group, row, c);
+    }
 }
 
 }  // namespace

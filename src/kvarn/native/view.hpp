@@ -8,16 +8,28 @@
 
 namespace kvarn {
 
-enum class Codec : int32_t { F32, F16, BF16, Int8 };  // how numbers of K or V are stored
+enum class Codec : int32_t { F32, F16, BF16, Int8, Int4, Int6 };  // how numbers of K or V are stored
 
-// A cell is the unit of a row: one number, or four int8 in a word. Rows of int8 are rotated in blocks
-// of 32 numbers, so they are padded with zeros to whole blocks.
-constexpr bool rotated(Codec codec) { return codec == Codec::Int8; }
-constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F32 || codec == Codec::Int8 ? 4 : 2; }
-constexpr int64_t cells_of(Codec codec, int64_t dim) { return codec == Codec::Int8 ? up(dim, 32) / 4 : dim; }
+// A cell is the unit of a row: one number, or a word of integers. Rows of integers are rotated in
+// blocks of 32 numbers, so they are padded with zeros to whole blocks. int8 has one scale per row, int4
+// and int6 have a scale code per block. They have a tail, too: the int8 rows of the tile (32 positions)
+// that is not full yet.
+constexpr int64_t kBlockNumbers = 32;
+constexpr bool rotated(Codec codec) { return codec >= Codec::Int8; }
+constexpr bool has_tail(Codec codec) { return codec >= Codec::Int4; }
+constexpr int64_t cell_bytes(Codec codec) { return codec == Codec::F16 || codec == Codec::BF16 ? 2 : 4; }
+constexpr int64_t scale_bytes(Codec codec) { return has_tail(codec) ? 1 : 4; }
+constexpr int64_t blocks_of(int64_t dim) { return ceil_div(dim, kBlockNumbers); }
+constexpr int64_t cells_of(Codec codec, int64_t dim) {
+    constexpr int64_t kWords[] = {8, 4, 6};  // of a block
+    return rotated(codec) ? blocks_of(dim) * kWords[int(codec) - int(Codec::Int8)] : dim;
+}
+constexpr int64_t scales_of(Codec codec, int64_t dim) {
+    return !rotated(codec) ? 0 : codec == Codec::Int8 ? 1 : blocks_of(dim);
+}
 
 // Limits that kernels rely on; bind_cache.cpp refuses a store that exceeds them. Arrays of fixed
-// size: `o` in decode.cpp, `narrow` in stage.hpp, `encoded` in write.cpp.
+// size: `o` in decode.cpp, `narrow` in stage.hpp, `encoded` and `TileRows` in write.cpp.
 constexpr int64_t kMaxHeadDim = 256;    // numbers of one head
 constexpr int64_t kMaxQueryGroup = 16;  // query heads that share one stored head
 
@@ -25,27 +37,42 @@ struct Strides {  // in elements
     int64_t block = 0, panel = 0, head = 0, slot = 0, dim = 0;
 };
 
-struct CellsView {  // K or V of one layer
-    uint8_t* cells = nullptr;
-    float* scales = nullptr;  // only if the codec has scales
+struct CellsView {              // K or V of one layer, or its tail
+    uint8_t* cells = nullptr;   // null: there is no tail
+    uint8_t* scales = nullptr;  // only if the codec has scales: floats, or codes
     Strides strides, scale_strides;
     Codec codec{};
+    int64_t panel_size = 0;
 
     int64_t row_bytes(int64_t dim) const {
-        return cells_of(codec, dim) * cell_bytes(codec) + (scales ? int64_t(sizeof(float)) : 0);
+        return cells_of(codec, dim) * cell_bytes(codec) + scales_of(codec, dim) * scale_bytes(codec);
+    }
+    int64_t offset(const Strides& st, int64_t block, int64_t slot) const {
+        return block * st.block + slot / panel_size * st.panel + slot % panel_size * st.slot;
+    }
+    // A block's slot, for heads from 0 on.
+    uint8_t* at(int64_t block, int64_t slot) const { return cells + offset(strides, block, slot) * cell_bytes(codec); }
+    uint8_t* scale_at(int64_t block, int64_t slot) const {
+        return scales ? scales + offset(scale_strides, block, slot) * scale_bytes(codec) : nullptr;
     }
 };
 
 struct StoreView {
     CellsView k, v;
+    CellsView k_tail, v_tail;  // int8, two blocks of 32 slots per sequence; of codecs that have a tail
     int64_t n_blocks = 0, block_size = 0, panel_size = 0, n_heads = 0, dim = 0;  // n_heads: stored heads
 
     int64_t width() const { return up(dim, rotated(v.codec) ? 32 : 16); }       // of an output that is not finished
     int64_t slot_bytes() const { return k.row_bytes(dim) + v.row_bytes(dim); }  // in one slot of one head
-    // The offset of a block's slot, for heads from 0 on.
-    int64_t offset(const Strides& st, int64_t block, int64_t slot) const {
-        return block * st.block + slot / panel_size * st.panel + slot % panel_size * st.slot;
-    }
+    bool has_tail() const { return kvarn::has_tail(k.codec) || kvarn::has_tail(v.codec); }
+    static int64_t tail_block(int64_t seq, int64_t pos) { return 2 * seq + pos / 32 % 2; }
+};
+
+// The int8 rows of a step with several new tokens of a sequence, for codecs that have a tail: whole
+// tiles, [tile][KV head][slot]. Attention reads a query's own tile here.
+struct FreshRows {
+    CellsView k, v;
+    const int64_t* first = nullptr;  // per sequence: the tile of its first new token
 };
 
 struct TableView {
@@ -59,6 +86,10 @@ struct Seen {  // positions: [0, pinned) and [begin, end), where pinned <= begin
     int64_t pinned, begin, end;
 
     bool any(int64_t from, int64_t to) const { return from < pinned || (begin < to && from < end); }
+    int64_t before(int64_t pos) const {  // how many are below pos
+        const int64_t last = pos < end ? pos : end;
+        return pos <= 0 ? 0 : (pos < pinned ? pos : pinned) + (last > begin ? last - begin : 0);
+    }
 };
 
 // A query sees positions up to its own. A window hides those before its start, except pinned ones.
@@ -88,6 +119,7 @@ struct AttentionArgs {
     const float* q = nullptr;
     float* out = nullptr;
     int64_t q_stride = 0, out_stride = 0;
+    FreshRows fresh;
 };
 
 constexpr int64_t kSlots = 32;             // slots of a key tile; tiles begin at multiples of 32 positions

@@ -9,7 +9,7 @@ from kvarn.cache.adoption import Adoption, Reason
 from kvarn.server.outlines import SIZE, Outline
 from kvarn.server.schema import Json
 
-REUSED = (Reason.END, Reason.NEW)  # nothing that could be reused was computed
+REUSED = (Reason.END, Reason.NEW, Reason.TILE)  # nothing that could be reused was computed
 CHANGED = (Reason.DIFFERS, Reason.NOTHING_SHARED)  # a change may have ended reuse, and not the loss of blocks
 OPENAI = {"tools": "tools_changed", "settings": "reasoning_effort_changed"}
 ANTHROPIC = {"tools": "tools_changed", "system": "system_changed"}

@@ -10,6 +10,7 @@ They are stored as JSON text, which needs a seventh of the memory of the objects
 """
 
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
@@ -21,6 +22,7 @@ from kvarn.server.outlines import Outline
 class _Record(NamedTuple):
     request_id: str
     explanation: str
+    ended: float  # seconds since the epoch
     outline: Outline | None
 
 
@@ -39,7 +41,7 @@ class Records:
         outline: Outline | None = None,
     ) -> None:
         own = self._records.setdefault(owner, OrderedDict())
-        own[id] = _Record(request_id, json.dumps(explanation, allow_nan=False), outline)
+        own[id] = _Record(request_id, json.dumps(explanation, allow_nan=False), time.time(), outline)
         self._by_request[owner, request_id] = id
         if sum(map(len, self._records.values())) > self._most:
             self._drop_one()
@@ -69,7 +71,11 @@ class Records:
 
     def recent(self, owner: bytes, n: int = 20) -> list[dict[str, Any]]:
         """The newest first."""
-        return [json.loads(each.explanation) for each in islice(self._newest(owner), n)]
+        return [explanation for _, explanation in self.ended(owner, n)]
+
+    def ended(self, owner: bytes, n: int) -> list[tuple[float, dict[str, Any]]]:
+        """When each ended, in seconds since the epoch, and its explanation. The newest first."""
+        return [(each.ended, json.loads(each.explanation)) for each in islice(self._newest(owner), n)]
 
     def _find(self, id: str, owner: bytes) -> _Record | None:
         own = self._records.get(owner, OrderedDict())

@@ -52,16 +52,34 @@ def product(a: NDArray[np.float64], b: NDArray[np.float64], total: NDArray[np.fl
     return total
 
 
-def assembled(text: str, given: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """What instructions of PTX write to $0 if $1 is given."""
-    registers = {"$1": given}
-    operations = {"shl.b32": np.left_shift, "shr.b32": np.right_shift, "and.b32": np.bitwise_and}
+def fused(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """a * b + c of the bf16 in both halves."""
+    found = np.uint32(0)
+    for half in (np.uint32(0), np.uint32(16)):
+        x, y, z = (widen((each >> half).astype(np.uint16)).astype(np.float64) for each in (a, b, c))
+        found = found | narrow((x * y + z).astype(np.float32)).astype(np.uint32) << half
+    return np.asarray(found)
+
+
+OPERATIONS = {
+    "mov.b32": lambda x: x,
+    "shl.b32": np.left_shift,
+    "shr.b32": np.right_shift,
+    "and.b32": np.bitwise_and,
+    "or.b32": np.bitwise_or,
+    "fma.rn.bf16x2": fused,
+}
+
+
+def assembled(text: str, *given: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What instructions of PTX write to $0 if $1 and so on are given."""
+    registers = {f"${i}": each for i, each in enumerate(given, 1)}
     for line in text.strip("{ }").split(";"):
         words = line.replace(",", " ").split()
         if words and words[0] != ".reg":
             name, to, *sources = words
             numbers = [registers[word] if word in registers else np.uint32(int(word, 0)) for word in sources]
-            registers[to] = operations[name](*numbers)
+            registers[to] = OPERATIONS[name](*numbers)
     return registers["$0"]
 
 
@@ -94,13 +112,15 @@ class Builder(InterpreterBuilder):
     def create_inline_asm(
         self, text: str, constraints: str, values: list[TensorHandle], types: Any, pure: bool, pack: int
     ) -> SimpleNamespace:
-        """For an u16 packed in pairs. Beside each element, in either half of a register, lies something else."""
-        (handle,) = values
-        assert (constraints, handle.data.dtype, pure, pack) == ("=r,r", np.uint16, True, 2), text
-        own, other = handle.data.astype(np.uint32), np.random.default_rng(0).integers(0, 1 << 16, handle.data.shape)
-        beside = other.astype(np.uint32)
-        low = assembled(text, own | beside << np.uint32(16)) & np.uint32(0xFFFF)
-        high = assembled(text, beside | own << np.uint32(16)) >> np.uint32(16)
+        """For u16 packed in pairs. Beside each element, in either half of a register, lies something else."""
+        kinds = {handle.data.dtype for handle in values}
+        assert (len(constraints.split(",")) - 1, kinds, pure, pack) == (len(values), {np.dtype(np.uint16)}, True, 2)
+        random = np.random.default_rng(0)
+        own = [handle.data.astype(np.uint32) for handle in values]
+        beside = [random.integers(0, 1 << 16, x.shape).astype(np.uint32) for x in own]
+        pairs = list(zip(own, beside, strict=True))
+        low = assembled(text, *(x | y << np.uint32(16) for x, y in pairs)) & np.uint32(0xFFFF)
+        high = assembled(text, *(y | x << np.uint32(16) for x, y in pairs)) >> np.uint32(16)
         assert (low == high).all(), f"it is not elementwise: {text}"
         return SimpleNamespace(get_result=lambda _: TensorHandle(low.astype(np.uint16), tl.uint16))
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from gpu.support.launching import as_stored
+from gpu.support.launching import FORMS, as_stored
 from numpy.typing import NDArray
 
 from kvarn.backends.cuda.backend import Cuda
 from kvarn.backends.cuda.layers import CudaLayers
 from kvarn.backends.reference import dense
+from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.cache import KVCache
+from kvarn.cache.codec import TILE, codecs_of
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.cache.spec import LayerSpec
 
@@ -115,8 +117,23 @@ class Expected(NamedTuple):
         return float((np.abs(found - self.values) / self.sizes).max())
 
 
+def in_cells(x: Floats, codec: str) -> NDArray[np.float64]:
+    """What cells of a codec, or of a plain type, hold of keys or values [T, heads, dim]."""
+    if codec in FORMS:
+        return as_stored(x, codec)
+    definition = DEFINITIONS[codec]
+    rows = definition.decode(definition.define(np.ascontiguousarray(x.reshape(-1, x.shape[-1]))), x.shape[-1])
+    return rows.reshape(x.shape).astype(np.float64)
+
+
+def seen_at(row: int, cells: NDArray[np.float64], own: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """What the query at position `row` reads: its own tile is in int8, if there is a tail."""
+    tile = row // TILE * TILE
+    return cells[: row + 1] if own is None else np.concatenate([cells[:tile], own[tile : row + 1]])
+
+
 class Oracle:
-    """Dense attention over what the cells hold. Queries are rounded as the cells are."""
+    """Dense attention over what the cells hold. Queries are rounded as plain cells are."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Expected] = {}
@@ -125,9 +142,15 @@ class Oracle:
         """The key names the inputs."""
         known = (key, spec, codec, tuple(rows))
         if known not in self._known:
-            q, k, v = (as_stored(each, codec) for each in (x.q, x.k, x.v))
-            both, scale = np.concatenate([v, np.abs(v)], -1), spec.k_dim**-0.5
-            found = [dense.attend(q[r : r + 1], k[: r + 1], both[: r + 1], spec, scale, r) for r in rows]
+            q = as_stored(x.q, codec) if codec in FORMS else x.q.astype(np.float64)
+            pair, found = codecs_of(codec), []
+            sides = ((x.k, pair.k), (x.v, pair.v))
+            cells = [in_cells(each, side.name) for each, side in sides]
+            own = [in_cells(each, "int8") if side.tail else None for each, side in sides]
+            for r in rows:
+                k, v = (seen_at(r, *each) for each in zip(cells, own, strict=True))
+                both = np.concatenate([v, np.abs(v)], -1)
+                found.append(dense.attend(q[r : r + 1], k, both, spec, spec.k_dim**-0.5, r))
             self._known[known] = Expected(*np.split(np.concatenate(found), 2, axis=-1))
         return self._known[known]
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpu.support.blocks import planes_of
 from numpy.typing import NDArray
 
-from kvarn.backends.cuda import specs
+from kvarn.backends.cuda import specs, tiling
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.planes import expanded
@@ -90,7 +90,7 @@ class Board:
     def embed(
         self, form: str, tokens: Sequence[int], weight: Array, scale: float = 1.0, sampled: Sequence[int] = (0,)
     ) -> Array:
-        width, stride = weight.shape[1], align(weight.shape[1], specs.DEPTH)
+        width, stride = weight.shape[1], align(weight.shape[1], tiling.DEPTH)
         ids = (self.put(np.array(each, np.int32)) for each in (tokens, sampled))
         given = *ids, self.put(encoded(widened(weight, stride), form))
         out = self.room(4 * len(tokens) * width)
@@ -100,7 +100,7 @@ class Board:
     def norm(self, form: str, x: Array, weight: Array, eps: float, spare: int = 0) -> Array:
         """With the padding, which the kernel leaves as it is: zero."""
         (n, width), stride = x.shape, x.shape[1] + spare
-        out_stride = align(width, specs.DEPTH)
+        out_stride = align(width, tiling.DEPTH)
         out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         args = (self.put(widened(x, stride)), self.put(weight), out, width, stride, out_stride, eps)
         self.launch(specs.norm(form), (n, 1, 1), *args)
@@ -121,7 +121,7 @@ class Board:
 
     def select(self, form: str, rows: Sequence[int], x: Array, spare: int = 0) -> Array:
         """With the padding, which the kernel leaves as it is: zero."""
-        width, stride, out_stride = x.shape[1], x.shape[1] + spare, align(x.shape[1], specs.DEPTH)
+        width, stride, out_stride = x.shape[1], x.shape[1] + spare, align(x.shape[1], tiling.DEPTH)
         out = self.room(len(rows) * out_stride * specs.TYPE_BYTES[form], 0)
         given = self.put(np.array(rows, np.int32)), self.put(widened(x, stride))
         code = specs.FORM_CODES[form]
@@ -129,7 +129,7 @@ class Board:
         return self.get(out, (len(rows), out_stride), form)
 
     def gate(self, activation: str, form: str, gate: Array, up: Array, scale: float = 1.0, spare: int = 0) -> Array:
-        (n, width), stride, out_stride = gate.shape, gate.shape[1] + spare, align(gate.shape[1], specs.DEPTH)
+        (n, width), stride, out_stride = gate.shape, gate.shape[1] + spare, align(gate.shape[1], tiling.DEPTH)
         out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         given = self.put(widened(gate, stride)), self.put(widened(up, width + 2 * spare))
         strides = (stride, width + 2 * spare, out_stride)
@@ -147,7 +147,7 @@ class Board:
 
     def matrix(self, form: str, weight: Array) -> Matrix:
         """Padded rows are NaN: what they give is not stored."""
-        n, depth = align(weight.shape[0], specs.COLUMNS), align(weight.shape[1], specs.DEPTH)
+        n, depth = align(weight.shape[0], specs.COLUMNS), align(weight.shape[1], tiling.DEPTH)
         memory = Allocation(self.driver, n * depth * specs.TYPE_BYTES[form])
         self.driver.fill(memory.address, 0xFF, memory.nbytes)
         self.driver.upload(memory.address, encoded(widened(weight, depth, 0.0), form))
@@ -158,7 +158,7 @@ class Board:
         planes, power, codes, headers = planes_of(type_name, rows)
         n, units = align(len(rows), specs.COLUMNS), planes.units(width)
         memory = Allocation(self.driver, n * planes.row_bytes(width))
-        matrix = Matrix("f16", memory, len(rows), align(width, specs.DEPTH), planes, units, 2.0**-power)
+        matrix = Matrix("f16", memory, len(rows), align(width, tiling.DEPTH), planes, units, 2.0**-power)
         self.driver.fill(memory.address, 0xFF, memory.nbytes)
         self.driver.upload(memory.address, codes)
         words = np.full((units, planes.words, n), 0xFFFFFFFF, np.uint32)

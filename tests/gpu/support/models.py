@@ -39,7 +39,7 @@ def write(
     """A model with random weights, its matrices stored as `type_name`, or as `others` says for a part of a name. A
     tensor may have one outlier."""
     random = np.random.default_rng(len(architecture))
-    keys = gguf_keys(architecture, size) | local_keys(architecture, size) | tiny_gguf.tokenizer_keys(None)
+    keys = gguf_keys(architecture, size) | local_keys(architecture, size) | tiny_gguf.tokenizer_keys(tiny_gguf.CHAT)
     tensors = []
     for name, shape in tiny_gguf.stored_shapes(architecture, size).items():
         spread = 0.1 if "norm" in name else 1.5 * shape[-1] ** -0.5

@@ -42,10 +42,11 @@ class CpuKernels:
 
     def __init__(self, pool: native.Pool) -> None:
         self._pool = pool
+        self._fresh = native.FreshRows()  # int8 rows of the last write, which the attention of its layer and step reads
 
     def write(self, k: Floats, v: Floats, store: Store, table: Table) -> None:
         spec = LayerSpec(store.n_heads, k.shape[1], k.shape[2], v.shape[2])  # a write does not look at the window
-        store.counters.written += _view(store, table, spec).write(0, k, v)
+        store.counters.written += _view(store, table, spec).write(0, k, v, self._fresh)
 
     def prefill(self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats) -> None:
         store.counters.calls["prefill"] += 1
@@ -59,7 +60,7 @@ class CpuKernels:
         self, q: Floats, store: Store, table: Table, spec: LayerSpec, scale: float, out: Floats, prefill: bool
     ) -> None:
         view = _view(store, table, spec)
-        store.counters.read += native.attend(self._pool, view, 0, q, out, scale, prefill, not prefill)
+        store.counters.read += native.attend(self._pool, view, 0, q, out, scale, prefill, not prefill, self._fresh)
 
 
 def _view(store: Store, table: Table, spec: LayerSpec) -> native.CacheView:
@@ -78,4 +79,6 @@ def _add_group(view: native.CacheView, table: Table, spec: LayerSpec) -> None:
 
 def _add_layer(view: native.CacheView, store: Store, dim: int, group: int) -> None:
     k, v = (native.Codec[codec.name] for codec in (store.codec.k, store.codec.v))
-    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, k, v, dim, group)
+    tail = store.tail
+    tails = (None,) * 4 if tail is None else (tail.k, tail.v, tail.k_scale, tail.v_scale)
+    view.add_layer(store.k, store.v, store.k_scale, store.v_scale, *tails, k, v, dim, group)

@@ -48,11 +48,12 @@ class CpuProgram:
     def workspace(self) -> int:
         return self._program.workspace + self._logits.nbytes
 
-    def workspace_for(self, tokens: int, sequences: int, keys: int) -> int:
+    def workspace_for(self, tokens: int, sequences: int, keys: int, block: int = 1, tails: int = 0) -> int:
         """Bytes between steps of this many tokens, with so many sequences that decode and see at most `keys` keys, and
-        the logits of all of them."""
+        the logits of all of them. Rows of values are padded to multiples of `block` (Codec.block). `tails`: how many
+        of K and V have one."""
         logits = 4 * (sequences * align(self._program.vocabulary, native.GROUP_ROWS) + LINE)
-        return self._program.workspace_for(tokens, sequences, keys) + logits
+        return self._program.workspace_for(tokens, sequences, keys, block, tails) + logits
 
     def run(self, memory: CpuMemory, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> HostLogits:
         memory.apply(step)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvarn.backends.cuda.driver import Device
-from kvarn.backends.cuda.specs import DEPTH, ROWS, TYPE_BYTES
+from kvarn.backends.cuda.specs import ROWS, TYPE_BYTES
+from kvarn.backends.cuda.tiling import DEPTH
 from kvarn.cache.spec import align
 
 

@@ -23,7 +23,7 @@ from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.buffers import Allocation, Rows, View, Workspace
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame
-from kvarn.backends.cuda.memory import CudaMemory
+from kvarn.backends.cuda.memory import CudaMemory, query_width
 from kvarn.backends.cuda.products import Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix, Weights
@@ -293,7 +293,8 @@ class _Emitter:
             raise KvarnError("the model's attention is not read by one matrix: the cuda backend cannot run it")
         # Before q, k and v are read: their rows are still in use.
         (out,) = [self._view(kind.out).rows] if kind.out in self.narrowed else self._outputs(kind.out)
-        queries = self._rows("f32", kind.q.width, False, 1)  # of the cells' type, which needs no more room
+        n_heads = kind.heads[0]
+        queries = self._rows("f32", query_width(n_heads, kind.q.width // n_heads), False, 1)  # in any type
         qkv = [self._read(x) for x in (kind.q, kind.k, kind.v)]
         self._leave(queries)
         norms = tuple(0 if norm is None else self.weights.vector(norm) for norm in (kind.q_norm, kind.k_norm))
@@ -313,9 +314,13 @@ class _Emitter:
         def decode(memory: CudaMemory, frame: Frame) -> None:
             memory.decode(layer, frame, queries.address, out, scale)
 
+        def keep(memory: CudaMemory, frame: Frame) -> None:
+            memory.keep(layer, frame)
+
         self.operations.append(Operation(f"store {layer}", store))
         self.operations.append(Operation(f"prefill {layer}", prefill, "prefill"))
         self.operations.append(Operation(f"decode {layer}", decode, "decode"))
+        self.operations.append(Operation(f"keep {layer}", keep))
 
     def _centre(self, centre: Centre, heads: int) -> int:
         vector = centre_vector(centre, self.weights.tensor(centre.bias), heads)

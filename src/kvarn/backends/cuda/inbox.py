@@ -1,6 +1,7 @@
 """The integers of a step on the device: one copy from page-locked memory per step.
 
     tokens | positions | rows | wanted | singles | runs | counts | cells of each group     one room each
+    places | kept                                              one room each, if the codec has a tail
     edits of the tables | moves                                                            as many as there are
 
 Two buffers on the host are used in turn: while one is copied, the other is filled. A step of single tokens
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.specs import SPLIT
-from kvarn.cache.plan import Group, Plan
+from kvarn.cache.codec import TILE
+from kvarn.cache.plan import TAIL_TILES, Group, Plan
 from kvarn.cache.spec import LayerSpec, align, ceil_div
 from kvarn.cache.step import Copy, RowEdit, Step
 
@@ -62,6 +64,9 @@ class Frame:
     singles: int = 0  # the tokens of `n_singles`
     runs: int = 0  # the first token of each run
     counts: int = 0  # the tokens of each run
+    places: int = 0  # of the int8 row of each token: in the tail, or from `near` on beside it
+    kept: int = 0  # the place in the tail of each token of a run, afterwards; -1: nowhere
+    fills: bool = False  # a tile may be filled
     groups: list[GroupFrame] = field(default_factory=list)
 
     def padded(self) -> "Frame":
@@ -80,6 +85,8 @@ class Inbox:
         self._host: list[NDArray[np.uint8]] = []
         self._sent = [driver.event(), driver.event()]
         self._turn = 0
+        self._tailed = plan.codec.tail > 0
+        self.near = plan.tail_blocks * TILE
 
     def send(self, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Frame:
         """Copy the step to the device. Kernels run its moves and edit the tables."""
@@ -107,10 +114,15 @@ class Inbox:
         frame.runs = put(several, capacity)
         frame.counts = put(new[new > 1], capacity)
         cells = [put(changes.cells, capacity, nowhere) for changes in step.groups]
+        if self._tailed:
+            table_rows = np.repeat(np.array(step.rows, np.int64), new)
+            places, kept = _places(positions, table_rows, new, self.near)
+            frame.places, frame.kept = put(places, capacity, nowhere), put(kept, capacity, nowhere)
+            frame.fills = bool(bucket) or bool((positions % TILE == TILE - 1).any())
         for group, at, entries, moves in zip(self._plan.groups, cells, edits, waves, strict=True):
             changed = Numbers(put(entries), len(entries) // 2)
             moved = [Numbers(put(wave), len(wave) // 3) for wave in moves]
-            n_splits = most_splits(group.config.spec, positions[single])
+            n_splits = most_splits(group.config.spec, positions[single]) + (self._tailed and len(single) > 0)
             frame.groups.append(GroupFrame(at, changed, moved, n_splits, split_bucket(group, n_splits)))
         self._driver.send(writer.base, writer.used)
         self._driver.record(self._sent[self._turn])
@@ -118,7 +130,7 @@ class Inbox:
         return frame
 
     def _begin(self, n_tokens: int, variable: int) -> "_Writer":
-        fixed = SECTIONS + len(self._plan.groups)
+        fixed = SECTIONS + len(self._plan.groups) + (2 if self._tailed else 0)
         if n_tokens > self._capacity or fixed * self._capacity + variable > self._room:
             self._driver.synchronize()
             capacity = align(max(n_tokens, self._capacity), ALIGNMENT)
@@ -161,14 +173,26 @@ def most_splits(spec: LayerSpec, positions: NDArray[np.int64]) -> int:
     return int((pins + positions // SPLIT - first + 1).max())
 
 
+def _places(
+    positions: NDArray[np.int64], rows: NDArray[np.int64], new: NDArray[np.int64], near: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the int8 row of each token is written, and where in the tail it is kept after the step. The tail has the
+    last two tiles of a sequence."""
+    in_tail = (TAIL_TILES * rows + positions // TILE % TAIL_TILES) * TILE + positions % TILE
+    ends = np.repeat(positions[np.cumsum(new) - 1], new)
+    single, last = np.repeat(new == 1, new), positions // TILE > ends // TILE - TAIL_TILES
+    places = np.where(single, in_tail, near + np.arange(len(positions)))
+    return places, np.where(last & ~single, in_tail, NOWHERE)
+
+
 def in_bucket(n_rows: int) -> int:
     """Rows with the padding. There are no buckets for steps larger than the largest one."""
     return next((bucket for bucket in BUCKETS if n_rows <= bucket), n_rows)
 
 
 def all_splits(group: Group) -> int:
-    """Most splits that a token at the end of the context sees."""
-    return ceil_div(group.config.context, SPLIT) + 1
+    """Most splits that a token at the end of the context sees. A tail is one of them."""
+    return ceil_div(group.config.context, SPLIT) + 1 + (group.tail is not None)
 
 
 def split_bucket(group: Group, n_splits: int) -> int:

@@ -7,13 +7,23 @@ by them.
 from math import prod
 
 from kvarn.backends.cuda.planes import PACKED
-from kvarn.backends.cuda.specs import HEAD_MULTIPLE, LARGEST_HEAD, TYPE_BYTES, TYPES, form_of, product_of
+from kvarn.backends.cuda.specs import (
+    CODEC_CODES,
+    CODED,
+    HEAD_MULTIPLE,
+    LARGEST_CODED,
+    LARGEST_HEAD,
+    TYPE_BYTES,
+    TYPES,
+    form_of,
+    product_of,
+)
 from kvarn.cache.plan import Plan
 from kvarn.errors import KvarnError
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.encodings import TensorInfo
 
-CODECS = tuple(TYPES)
+CODECS = (*TYPES, *CODED)
 LAYOUTS = ("token-major", "head-major", "repeated")  # those that store the numbers of a row side by side
 MARGIN = 1 << 30  # bytes that the default cache leaves free, for tables, scratch and larger steps
 VECTOR = 4  # of norms and biases: they become f32
@@ -21,9 +31,10 @@ VECTOR = 4  # of norms and biases: they become f32
 
 def refusal(plan: Plan) -> str | None:
     """Why the backend cannot have this cache."""
-    codec, layout = plan.codec.name, plan.layout.name
-    if codec not in CODECS:
-        return f"the cuda backend has no {codec} cells yet (it has {', '.join(CODECS)})"
+    codec, layout = plan.codec, plan.layout.name
+    if codec.name not in CODECS and not {codec.k.name, codec.v.name} <= CODEC_CODES.keys():
+        has = f"{', '.join(CODECS)}, and pairs of {', '.join(CODEC_CODES)}"
+        return f"the cuda backend has no {codec.name} cells (it has {has})"
     if layout not in LAYOUTS:
         return f"the cuda backend does not have the {layout} layout (it has {', '.join(LAYOUTS)})"
     for spec in (group.config.spec for group in plan.groups):
@@ -31,6 +42,9 @@ def refusal(plan: Plan) -> str | None:
             return f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cuda backend wants them equal"
         if spec.k_dim > LARGEST_HEAD:
             return f"heads of {spec.k_dim} numbers: the cuda backend has kernels up to {LARGEST_HEAD}"
+        if spec.k_dim > LARGEST_CODED and {codec.k.name, codec.v.name} & {*CODED}:
+            most = f"the cuda backend has {codec.name} cells for heads up to {LARGEST_CODED}"
+            return f"heads of {spec.k_dim} numbers: {most}"
         if spec.k_dim % HEAD_MULTIPLE:
             return f"heads of {spec.k_dim} numbers: the cuda backend has kernels for multiples of {HEAD_MULTIPLE}"
     return None

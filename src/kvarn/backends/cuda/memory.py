@@ -2,9 +2,14 @@
 
 A table has [sequences, blocks] entries, followed by one shift per sequence (inbox.py). A step sends only
 what changed. Bytes are counted from the step in closed form; a kernel counts nothing.
+
+With a codec that has a tail, the int8 rows of single tokens are written into the tail. Those of a step with
+several tokens of a sequence go into a room beside it, because attention still reads what is in the tail. `keep`
+brings the last ones of them into it afterwards.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -16,8 +21,8 @@ from kvarn.backends.cuda import inbox, specs
 from kvarn.backends.cuda.buffers import Allocation, Rows, View
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame, Inbox
-from kvarn.cache.codec import unit_bytes
-from kvarn.cache.plan import Group, Part, Plan
+from kvarn.cache.codec import TILE, Codec, unit_bytes
+from kvarn.cache.plan import Group, Part, Parts, Plan
 from kvarn.cache.spec import LayerSpec, align, ceil_div
 from kvarn.cache.step import Step
 from kvarn.errors import BadArray, KvarnError
@@ -25,6 +30,7 @@ from kvarn.errors import BadArray, KvarnError
 NO_WINDOW = 2**31 - 1  # larger than every distance of two positions
 MOST_SCRATCH = 256 << 20  # bytes for the results of splits; with more tokens, decode is launched several times
 LOG2_E = 1.4426950408889634  # scores are in powers of two
+ROTATED = 32  # numbers that are rotated together; products of what is rotated are larger by it
 MOST_IN_GRID = 65_532  # programs along the second and third axis of a launch
 
 
@@ -32,7 +38,7 @@ class CudaMemory:
     def __init__(self, driver: Device, plan: Plan) -> None:
         driver.bind()
         self.driver, self.plan = driver, plan
-        self.codec = plan.codec.name
+        self._cells = specs.cells_of(plan.codec.name)
         self.counters = Counters()
         for group in plan.groups:
             if plan.max_seqs * group.blocks_per_sequence >= 2**31:
@@ -43,6 +49,7 @@ class CudaMemory:
         self.group_of = [plan.group_of(layer) for layer in range(plan.n_layers)]
         self._groups = [_GroupOnDevice(driver, plan, group) for group in plan.groups]
         self._inbox = Inbox(driver, plan)
+        self._new: Allocation | None = None  # int8 rows of a step beside the tail
         self._scratch = Allocation(driver, max(map(self._scratch_bytes, plan.groups)))
 
     def _scratch_bytes(self, group: Group) -> int:
@@ -60,6 +67,8 @@ class CudaMemory:
     def apply(self, step: Step, tokens: Sequence[int] = (), wanted: Sequence[int] = ()) -> Frame:
         self.driver.bind()
         frame = self._inbox.send(step, tokens, wanted)
+        if frame.n_runs:
+            self._make_room(frame.n_tokens)
         for group, changes in zip(self._groups, frame.groups, strict=True):
             for moves in changes.moves:
                 group.copy(moves.address, moves.length, self.arena.address)
@@ -71,7 +80,7 @@ class CudaMemory:
 
     def count(self, frame: Frame) -> None:
         """What a program's step writes and reads."""
-        self.counters.written += frame.n_tokens * self.plan.bytes_per_token
+        self.counters.written += sum(len(g.layers) * written_bytes(g, frame.step) for g in self.plan.groups)
         self.counters.read += self.plan.read_bytes(frame.step)
         for name, n in (("prefill", frame.n_runs), ("decode", frame.n_singles)):
             if n:
@@ -92,18 +101,66 @@ class CudaMemory:
         group, offsets = self._groups[self.group_of[layer]], self.plan.offsets[layer]
         spec, arena = group.spec, self.arena.address
         cos, sin, half = rope
-        args = (
-            *(x.address for x in qkv),
-            *(x.stride for x in qkv),
-            *(*norms, cos, sin, frame.groups[self.group_of[layer]].cells),
-            *(q_out, arena + offsets.k, arena + offsets.v),
-            *(*heads, group.stored_heads // spec.n_kv_heads, spec.k_dim, half, group.block_size),
-            *group.strides,
-            *(*(int(each != 0) for each in norms), eps),
-        )
+        cells = frame.groups[self.group_of[layer]].cells
+        given = (*(x.address for x in qkv), *(x.stride for x in qkv), *norms, cos, sin, cells)
+        stored = (arena + offsets.k, arena + offsets.v)
+        copies, flags = group.stored_heads // spec.n_kv_heads, (*(int(each != 0) for each in norms), eps)
         q_programs, kv_programs = (ceil_div(n, specs.ROTATED_HEADS) for n in heads)
         grid = (frame.n_tokens, q_programs + 2 * kv_programs, 1)
-        self.driver.launch(self.driver.function(specs.rotate(self.codec)), grid, args)
+        if self._cells in specs.TYPES:
+            args = (*given, q_out, *stored, *heads, copies, spec.k_dim, half, group.block_size, *group.rows, *flags)
+            self.driver.launch(self.driver.function(specs.rotate(self._cells)), grid, args)
+            return
+        around = (*stored, *self._scales(layer), *self._tails(layer), *self._news(group), self._inbox.near)
+        sizes = (*heads, copies, spec.k_dim, *group.widths, half, group.block_size)
+        where = (*group.rows, *group.tail_rows, *group.codecs)
+        args = (*given, frame.places, q_out, *around, *sizes, *where, *flags)
+        self.driver.launch(self.driver.function(specs.encode()), grid, args)
+        if group.tailed and heads[1] and frame.fills:
+            step = (frame.positions, frame.rows, cells, frame.places)
+            args = (*step, *around, group.stored_heads, *group.widths, group.block_size, *where)
+            grid = (frame.n_tokens, 2 * group.stored_heads, 1)
+            self.driver.launch(self.driver.function(specs.pack()), grid, args)
+
+    def keep(self, layer: int, frame: Frame) -> None:
+        """Bring the last rows of this step into the tail. Attention of the step has been launched."""
+        group = self._groups[self.group_of[layer]]
+        if group.tailed and frame.n_runs:
+            sizes = (group.stored_heads, *group.widths)
+            args = (frame.kept, *self._tails(layer), *self._news(group), *sizes, *group.tail_rows, *group.codecs)
+            grid = (frame.n_tokens, 2 * group.stored_heads, 1)
+            self.driver.launch(self.driver.function(specs.keep()), grid, args)
+
+    def _scales(self, layer: int) -> list[int]:
+        """Addresses of the scales of K and V, or 0."""
+        at, parts = self.plan.offsets[layer], self.plan.groups[self.group_of[layer]].parts
+        return self._there((at.k_scale, at.v_scale), (parts.k_scale, parts.v_scale))
+
+    def _tails(self, layer: int) -> list[int]:
+        """Addresses of the tail: K, V and their scales. 0: there is none."""
+        at, tail = self.plan.offsets[layer], self.plan.groups[self.group_of[layer]].tail
+        if tail is None:
+            return [0, 0, 0, 0]
+        return self._there((at.k_tail, at.v_tail, at.k_tail_scale, at.v_tail_scale), tail.each)
+
+    def _there(self, starts: Sequence[int], parts: Sequence[Part]) -> list[int]:
+        return [self.arena.address + at if part.block_bytes else 0 for at, part in zip(starts, parts, strict=True)]
+
+    def _news(self, group: "_GroupOnDevice") -> list[int]:
+        """The same beside the tail, or zeros if no step has needed it."""
+        if self._new is None or not group.tailed:
+            return [0, 0, 0, 0]
+        n_blocks = self._new.nbytes // max(each.new_bytes for each in self._groups)
+        starts = accumulate((n_blocks * size for size in group.tail_parts[:-1]), initial=self._new.address)
+        return [at if size else 0 for at, size in zip(starts, group.tail_parts, strict=True)]
+
+    def _make_room(self, n_tokens: int) -> None:
+        """For the int8 rows of this many tokens of one layer."""
+        block = max(each.new_bytes for each in self._groups)
+        n_bytes = ceil_div(n_tokens, TILE) * block
+        if n_bytes > (0 if self._new is None else self._new.nbytes):
+            self.driver.synchronize()  # an earlier step may still use the smaller one
+            self._new = Allocation(self.driver, n_bytes)
 
     def prefill(self, layer: int, frame: Frame, q: int, out: Rows, scale: float) -> None:
         """Attention of the sequences with several new tokens. q is [tokens, heads, dim] in the type of the cells; out
@@ -111,13 +168,13 @@ class CudaMemory:
         if not frame.n_runs:
             return
         group = self._groups[self.group_of[layer]]
-        kernel = specs.prefill(self.codec, group.spec.k_dim)
+        kernel = specs.prefill(self._cells, group.spec.k_dim)
         function, args = self.driver.function(kernel), self._arguments(layer, frame, q, scale)
         tiles = ceil_div(frame.longest_run * group.spec.n_heads // group.stored_heads, kernel.size("BM"))
         for start in range(0, frame.n_runs, MOST_IN_GRID):
             grid = (tiles, group.stored_heads, min(frame.n_runs - start, MOST_IN_GRID))
             runs = (frame.runs + 4 * start, frame.counts + 4 * start)
-            self.driver.launch(function, grid, (*args, *runs, out.address, *_how(out)))
+            self.driver.launch(function, grid, (*args, *self._news(group), *runs, out.address, *_how(out)))
 
     def decode(self, layer: int, frame: Frame, q: int, out: Rows, scale: float) -> None:
         """Attention of the sequences with one new token, in splits. Tokens for which the scratch has no room take
@@ -126,8 +183,8 @@ class CudaMemory:
             return
         group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
         spec, partial = group.spec, self._scratch.address
-        added = specs.reduce(spec.v_dim, deep=n_splits >= specs.DEEP)
-        function, reduce = map(self.driver.function, (specs.decode(self.codec, spec.k_dim), added))
+        added = specs.reduce(spec.v_dim, deep=n_splits > specs.DEEP)
+        function, reduce = map(self.driver.function, (specs.decode(self._cells, spec.k_dim), added))
         args = self._arguments(layer, frame, q, scale)
         heads = group.stored_heads * ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
         results, width = n_splits * spec.n_heads, specs.head_block(spec.v_dim)  # of one token
@@ -140,8 +197,8 @@ class CudaMemory:
             where = (out.address, *_how(out))
             self.driver.launch(function, (programs, heads, n), (*args, tokens, n_splits, *sums, *where))
             if programs > 1:
-                shape = (n_splits, spec.n_heads, spec.v_dim, *_how(out), 1)
-                pieces = (n, ceil_div(spec.n_heads, added.size("HEADS")), width // added.size("PIECE"))
+                shape = (n_splits, spec.n_heads, spec.v_dim, group.widths[1], *_how(out), group.turned[1])
+                pieces = (n, spec.n_heads, width // specs.REDUCED)
                 self.driver.launch(reduce, pieces, (*sums, tokens, out.address, *shape))
 
     def _arguments(self, layer: int, frame: Frame, q: int, scale: float) -> tuple[int | float, ...]:
@@ -149,12 +206,12 @@ class CudaMemory:
         group, offsets = self._groups[self.group_of[layer]], self.plan.offsets[layer]
         spec, arena = group.spec, self.arena.address
         return (
-            *(q, arena + offsets.k, arena + offsets.v),
+            *(q, arena + offsets.k, arena + offsets.v, *self._scales(layer), *self._tails(layer)),
             *(group.table, group.shifts, frame.rows, frame.positions, group.width),
-            *(spec.n_heads, spec.n_heads // group.stored_heads, spec.k_dim, group.block_size),
-            *group.strides,
+            *(spec.n_heads, spec.n_heads // group.stored_heads, spec.k_dim, *group.widths, group.block_size),
+            *(*group.rows, *group.tail_rows, *group.codecs),
             *(NO_WINDOW if spec.window is None else spec.window, spec.pinned, group.pinned_blocks),
-            scale * LOG2_E,
+            scale * LOG2_E / (ROTATED if group.turned[0] else 1),
         )
 
     # -- blocks as bytes -------------------------------------------------------------------------------------------
@@ -190,8 +247,10 @@ class CudaMemory:
         found = []
         for layer in self.plan.groups[group].layers:
             offsets = self.plan.offsets[layer]
-            for offset, part in ((offsets.k, parts.k), (offsets.v, parts.v)):
-                found.append((self.arena.address + offset + block * part.block_bytes, part))
+            starts = (offsets.k, offsets.v, offsets.k_scale, offsets.v_scale)
+            for offset, part in zip(starts, parts.each, strict=True):
+                if part.block_bytes:
+                    found.append((self.arena.address + offset + block * part.block_bytes, part))
         return found
 
     def _canonical(self, data: NDArray[np.uint8], part: Part, group: int, copy: int = 0) -> Cells:
@@ -208,6 +267,49 @@ def _how(out: Rows) -> tuple[int, int]:
     return out.stride, specs.FORM_CODES[out.form]
 
 
+def written_bytes(group: Group, step: Step) -> int:
+    """What a step writes in one layer: cells, or int8 rows and the cells of the tiles that they fill."""
+    n, tails = len(step.positions), group.tail.token_bytes if group.tail else (0, 0)
+    filled = TILE * sum(position % TILE == TILE - 1 for position in step.positions) if group.tail else 0
+    return sum(
+        n * tail + filled * row if tail else n * row for row, tail in zip(group.parts.token_bytes, tails, strict=True)
+    )
+
+
+def query_width(n_heads: int, dim: int) -> int:
+    """Numbers of f32 that the queries of a token have room in, whatever the cells: rotated ones are padded."""
+    return n_heads * max(dim, align(dim, ROTATED) // 2)
+
+
+def _width(codec: Codec, dim: int) -> int:
+    """Numbers of a row: codes are padded to whole blocks."""
+    return align(dim, codec.block)
+
+
+def _row_strides(parts: Parts) -> tuple[int, int, int]:
+    """Of blocks, heads and slots, counted in rows: in the layouts of this backend, arrays differ in the size of a row
+    alone."""
+    found = {
+        tuple(getattr(part.strides, name) // part.shape.units for name in ("block", "head", "slot"))
+        for part in parts.each
+        if part.shape.units
+    }
+    (strides,) = found
+    return strides
+
+
+def _by_unit(plan: Plan, group: Group) -> dict[int, list[int]]:
+    """The arrays of all layers by the size of their units: where each starts, and units of a row."""
+    found: dict[int, list[int]] = {}
+    for layer in group.layers:
+        at = plan.offsets[layer]
+        for start, part in zip((at.k, at.v, at.k_scale, at.v_scale), group.parts.each, strict=True):
+            if part.shape.units:
+                size = unit_bytes(part.unit)
+                found.setdefault(size, []).extend((start // size, part.shape.units))
+    return found
+
+
 class _GroupOnDevice:
     """The table of a group of layers, and the numbers that its kernels take."""
 
@@ -218,23 +320,29 @@ class _GroupOnDevice:
         self.pinned_blocks = group.config.pinned_blocks
         self.width = group.blocks_per_sequence
         self.stored_heads = group.parts.k.shape.heads
-        k, v = group.parts.k.strides, group.parts.v.strides
-        self.strides = (k.block, k.head, k.slot, v.block, v.head, v.slot)
+        self.rows = _row_strides(group.parts)
+        self.tailed = group.tail is not None
+        self.tail_rows = (0, 0, 0) if group.tail is None else _row_strides(group.tail)
+        self.tail_parts = [] if group.tail is None else [part.block_bytes for part in group.tail.each]
+        self.new_bytes = sum(self.tail_parts)  # of a block beside the tail
+        self.turned = [int(codec.name in specs.CODED) for codec in (plan.codec.k, plan.codec.v)]
+        self.widths = _width(plan.codec.k, self.spec.k_dim), _width(plan.codec.v, self.spec.v_dim)
+        self.codecs = tuple(specs.CODEC_CODES.get(codec.name, 0) for codec in (plan.codec.k, plan.codec.v))
         n_entries = inbox.first_shift(group, plan.max_seqs)
         self._memory = Allocation(driver, 4 * (n_entries + plan.max_seqs))
         driver.fill(self._memory.address, 0, self._memory.nbytes)
         self.table, self.shifts = self._memory.address, self._memory.address + 4 * n_entries
-        self._unit_bytes = unit_bytes(group.parts.k.unit)
-        self._units = group.parts.k.shape.units
-        starts = [at // self._unit_bytes for i in group.layers for at in (plan.offsets[i].k, plan.offsets[i].v)]
-        self._n_parts = len(starts)
-        self._offsets = Allocation(driver, 8 * len(starts))
-        driver.upload(self._offsets.address, np.array(starts, np.int64))
+        self._copied: list[tuple[int, int, Allocation]] = []  # size of a unit, number of arrays, where they are
+        for size, arrays in _by_unit(plan, group).items():
+            where = Allocation(driver, 8 * len(arrays))
+            driver.upload(where.address, np.array(arrays, np.int64))
+            self._copied.append((size, len(arrays) // 2, where))
 
     def copy(self, moves: int, n_moves: int, arena: int) -> None:
-        function = self._driver.function(specs.copy(self._unit_bytes))
-        args = (moves, arena, self._offsets.address, self._units, *self.strides)
-        self._driver.launch(function, (n_moves, self._n_parts, self.stored_heads), args)
+        for size, n_arrays, where in self._copied:
+            args = (moves, arena, where.address, *self.rows)
+            grid = (n_moves, n_arrays, self.stored_heads)
+            self._driver.launch(self._driver.function(specs.copy(size)), grid, args)
 
     def edit(self, edits: int, n_edits: int) -> None:
         if n_edits:

@@ -1,12 +1,12 @@
 """Products of rows and matrices: which tile, how many splits, and the memory in which splits leave their sums.
 
-The splits of a matrix's depth follow from its shape and type alone (specs.splits_of), because they are a part of
+The splits of a matrix's depth follow from its shape and type alone (tiling.splits_of), because they are a part of
 the arithmetic. The tile follows from the number of rows, and has no effect on a bit.
 """
 
 from collections.abc import Iterable
 
-from kvarn.backends.cuda import specs
+from kvarn.backends.cuda import specs, tiling
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.weights import Matrix
@@ -30,11 +30,11 @@ class Products:
         split = [matrix for matrix in matrices if matrix.splits > 1]
         if not split:
             return
-        rows = specs.SHARED_ROWS
+        rows = tiling.SHARED_ROWS
         partial = max(4 * rows * matrix.padded * matrix.splits for matrix in split)
-        tiles = max(matrix.padded for matrix in split) // specs.NARROWEST
+        tiles = max(matrix.padded for matrix in split) // tiling.NARROWEST
         self._partial = Allocation(self._driver, partial)
-        self._counters = Allocation(self._driver, 4 * tiles * (rows // specs.F32_TILE.rows))
+        self._counters = Allocation(self._driver, 4 * tiles * (rows // tiling.F32_TILE.rows))
         self._driver.fill(self._counters.address, 0, self._counters.nbytes)
 
     def launch(
@@ -47,20 +47,20 @@ class Products:
         bias: int = 0,
         adds: int = 0,
         scale: float = 1.0,
-        tiled: tuple[specs.Tile, str] | None = None,
+        tiled: tuple[tiling.Tile, str] | None = None,
     ) -> None:
         """out = scale x matrix + bias, or out += the same. x, out and bias are addresses; a bias may be 0. The tile
         follows from the number of rows, if it is not given."""
         if not n_rows:
             return
-        tile, mode = tiled or specs.tile_for(matrix.kind, n_rows, matrix.n_rows, matrix.splits)
+        tile, mode = tiled or tiling.tile_for(matrix.kind, n_rows, matrix.n_rows, matrix.splits)
         n_tiles = ceil_div(matrix.n_rows, tile.columns) * ceil_div(n_rows, tile.rows)
         grid = (n_tiles, matrix.splits if mode == "shared" else 1, 1)
         partial, counters = (0 if memory is None else memory.address for memory in (self._partial, self._counters))
         places: tuple[int, ...]
         sizes: tuple[int, ...]
         if matrix.planes is None:
-            kernel, steps = specs.linear(matrix.form, tile, mode), matrix.depth // specs.DEPTH
+            kernel, steps = specs.linear(matrix.form, tile, mode), matrix.depth // tiling.DEPTH
             places, sizes = (matrix.address,), (matrix.depth,)
         else:
             kernel, steps = specs.linear_packed(matrix.planes, tile, mode), matrix.units

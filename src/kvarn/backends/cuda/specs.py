@@ -5,43 +5,41 @@ it: the types of its arguments and the values of its constants. Everything that 
 is a field, so the digest of a Kernel (store.py) names its binary. `catalogue` lists all of them: what a
 release contains, and what tests compile.
 
-Names of types are Triton's. C is the type of cells, F the type in which a matrix takes its input (and in
+Names of types are Triton's. C is the type of plain cells, F the type in which a matrix takes its input (and in
 which the matrix is stored).
 """
 
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from kvarn.backends.cuda.planes import KINDS, PACKED, Planes
+from kvarn.backends.cuda.tiling import DEPTH, Tile, tiles
 
 Constant = int | float | str
 
-TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of cells
+TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of plain cells
+CODED = ("int8", "int6", "int4")  # cells that are codes; they are multiplied in bf16
+CODEC_CODES = {"bf16": 2, "int8": 3, "int4": 4, "int6": 5}  # of what a pair K/V may have, for kernels
 TYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form of their output at run time
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
+LARGEST_CODED = 128  # numbers of a head whose cells are codes: attention over larger ones gave NaN on an H200
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
 GROUP_ROWS = 16  # query heads of a KV head that one program of `decode` computes
 ROTATED_HEADS = 8  # of a token, that a program of `rotate` computes
-REDUCED = 32  # numbers of a head that a program of `reduce` adds, if there are many splits
-DEEP = 64  # so many splits
+REDUCED = 32  # numbers of a head that a program of `reduce` adds
+DEEP = 16  # splits that it loads at a time, if there are no more
+MOST_ADDED = 64  # and if there are
 MOST_OF_SPLITS = 8  # that a program of `decode` takes
 DECODING = 2  # programs of `decode` that a processor runs together
 PREFILL_ROWS = 64  # query rows of a program of `prefill`
 ROWS = 256  # workspaces have a multiple of this many rows
 COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of the output)
-DEPTH = 128  # matrices and their inputs are padded to a multiple of this many columns
-SHARED_ROWS = 256  # most rows of a product whose splits are computed by several programs
 ROW_GROUP = 8  # row tiles that take turns over one tile of weights, while it is in the device's cache
-FILLED = {"plain": 264, "packed": 396}  # programs that keep a large device busy with one row; packed ones are small
-LEAST_SPLIT = {"plain": 1024, "packed": 512}  # numbers of a split of the depth
-MOST_SPLITS = 8
-WIDE = 16384  # rows of a matrix that has enough large tiles for one row of them
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 4096  # numbers of a row that a norm takes at a time
@@ -113,84 +111,6 @@ def norm_add() -> Kernel:
     return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH), EARLY), warps=8)
 
 
-class Tile(NamedTuple):
-    """Of a product: rows, columns and depth of a tile. It has no effect on a bit, and stages are lowered where shared
-    memory is small."""
-
-    rows: int
-    columns: int
-    depth: int  # of a packed one: a unit
-    warps: int
-    stages: int
-
-
-class Tiles(NamedTuple):
-    """What the products of a kind of matrix choose from."""
-
-    narrow: Tile  # a few rows of a small matrix: more programs
-    small: tuple[Tile, ...]
-    turns: Tile  # it has two accumulators
-    large: Tile | None  # for many rows and one split
-    wide_rows: int  # more rows than these have large tiles if the matrix is wide, and more than SHARED_ROWS always
-
-
-F32_TILE = Tile(16, 32, 32, 4, 1)
-PLAIN_TILES = Tiles(
-    narrow=Tile(16, 32, 128, 4, 4),
-    small=(Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 64, 64, 4, 4)),
-    turns=Tile(256, 64, 64, 8, 4),
-    large=Tile(256, 128, 64, 8, 4),
-    wide_rows=SHARED_ROWS,
-)
-PACKED_TILES = Tiles(
-    narrow=Tile(8, 64, 0, 2, 5),
-    small=(Tile(8, 64, 0, 2, 5), Tile(16, 64, 0, 2, 5), Tile(32, 64, 0, 2, 5), Tile(64, 64, 0, 4, 3)),
-    turns=Tile(128, 128, 0, 8, 3),
-    large=Tile(128, 256, 0, 8, 3),
-    wide_rows=64,
-)
-TILES = {
-    "f32": Tiles(F32_TILE, (F32_TILE,), F32_TILE, None, SHARED_ROWS),
-    "f16": PLAIN_TILES,
-    "bf16": PLAIN_TILES,
-    "packed": PACKED_TILES,
-}
-NARROWEST = min(tile.columns for each in TILES.values() for tile in (each.narrow, *each.small))
-
-
-def splits_of(n_rows: int, depth: int, packed: bool = False) -> int:
-    """Parts of a matrix's depth that are summed up by themselves: a part of the arithmetic. Only the shape of the
-    matrix, and whether it is packed, decide: enough programs for one row, and not too short."""
-    kind = "packed" if packed else "plain"
-    programs = -(-n_rows // PLAIN_TILES.small[0].columns)
-    most = min(FILLED[kind] // programs, depth // LEAST_SPLIT[kind], MOST_SPLITS)
-    splits, steps = 1 << max(most, 1).bit_length() - 1, -(-depth // DEPTH)
-    while -(-steps // splits) * (splits - 1) >= steps > 1:  # the last one would be empty
-        splits //= 2
-    return splits
-
-
-def tile_for(kind: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]:
-    """The tile of a product of this many input rows with a matrix of `n_rows`, and who adds its splits. `kind` is a
-    form, or `packed`."""
-    found = TILES[kind]
-    if splits > 1 and rows > SHARED_ROWS:
-        return found.turns, "turns"
-    if splits == 1 and found.large and rows > (found.wide_rows if n_rows >= WIDE else SHARED_ROWS):
-        return found.large, "whole"
-    few = -(-n_rows // found.small[0].columns) * splits < FILLED["plain"] // 2
-    if rows <= found.narrow.rows and few:
-        return found.narrow, "shared"
-    return next((tile for tile in found.small if rows <= tile.rows), found.small[-1]), "shared"
-
-
-def tiles(kind: str) -> list[tuple[Tile, str]]:
-    """All that `tile_for` chooses from."""
-    found = TILES[kind]
-    chosen = [(tile, "shared") for tile in (found.narrow, *found.small)] + [(found.turns, "turns")]
-    return list(dict.fromkeys(chosen + ([(found.large, "whole")] if found.large else [])))
-
-
 @cache
 def linear(form: str, tile: Tile, mode: str) -> Kernel:
     """mode: `whole` for one split, `shared` for a program per split, `turns` for one program with all splits. A
@@ -230,7 +150,8 @@ def embed_packed() -> Kernel:
 @cache
 def gate(activation: str, form: str) -> Kernel:
     text = "gate:*fp32 up:*fp32 out:*F width:i32 gate_stride:i32 up_stride:i32 out_stride:i32 scale:fp32"
-    return Kernel("gate", _arguments(text, F=TYPES[form]), (("ACTIVATION", activation), ("BLOCK", STRETCH), EARLY))
+    constants = (("ACTIVATION", activation), ("BLOCK", STRETCH), EARLY)
+    return Kernel("gate", _arguments(text, F=TYPES[form]), constants, warps=8)
 
 
 @cache
@@ -251,27 +172,77 @@ def angles() -> Kernel:
     return Kernel("angles", _arguments(text), (("BLOCK", LARGEST_HEAD // 2), EARLY), warps=1)
 
 
-CELLS = "k_block:i64 k_head:i64 k_slot:i64 v_block:i64 v_head:i64 v_slot:i64"  # strides
+CELLS = "row_block:i64 row_head:i64 row_slot:i64"  # strides of blocks, heads and slots, counted in rows
+TAIL = "k_tail:*i8 v_tail:*i8 k_tail_scale:*fp32 v_tail_scale:*fp32"  # int8 rows of the tiles that are being filled
+NEW = "k_new:*i8 v_new:*i8 k_new_scale:*fp32 v_new_scale:*fp32"  # those of a step, before they are in the tail
+TAIL_CELLS = "tail_block:i64 tail_head:i64 tail_slot:i64"
+CODECS = "k_codec:i32 v_codec:i32"  # CODEC_CODES
+HEADS = (
+    "q:*fp32 k:*fp32 v:*fp32 q_stride:i32 k_stride:i32 v_stride:i32 q_norm:*fp32 k_norm:*fp32 k_centre:*fp32 "
+    "cos:*fp32 sin:*fp32 cells:*i32"
+)
+NORMS = "q_normed:i32 k_normed:i32 k_centred:i32 eps:fp32"
+_WIDTHS = (("k_width", HEAD_MULTIPLE), ("v_width", HEAD_MULTIPLE))
 
 
 @cache
 def rotate(codec: str) -> Kernel:
+    """For plain cells."""
     text = (
-        "q:*fp32 k:*fp32 v:*fp32 q_stride:i32 k_stride:i32 v_stride:i32 q_norm:*fp32 k_norm:*fp32 k_centre:*fp32 "
-        "cos:*fp32 sin:*fp32 cells:*i32 q_out:*C k_cells:*C v_cells:*C n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 "
-        f"half:i32 block_size:i32 {CELLS} q_normed:i32 k_normed:i32 k_centred:i32 eps:fp32"
+        f"{HEADS} q_out:*C k_cells:*C v_cells:*C n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 half:i32 "
+        f"block_size:i32 {CELLS} {NORMS}"
     )
     return Kernel("rotate", _arguments(text, C=TYPES[codec]), (("HEADS", ROTATED_HEADS), ("BD", LARGEST_HEAD), EARLY))
 
 
+@cache
+def encode() -> Kernel:
+    """For all other cells."""
+    text = (
+        f"{HEADS} places:*i32 q_out:*bf16 k_cells:*u8 v_cells:*u8 k_scale:*u8 v_scale:*u8 {TAIL} {NEW} near:i32 "
+        "n_heads:i32 n_kv_heads:i32 copies:i32 dim:i32 k_width:i32 v_width:i32 half:i32 block_size:i32 "
+        f"{CELLS} {TAIL_CELLS} {CODECS} {NORMS}"
+    )
+    return Kernel("encode", _arguments(text), (("HEADS", ROTATED_HEADS), ("BD", LARGEST_HEAD), EARLY), _WIDTHS)
+
+
+@cache
+def pack() -> Kernel:
+    text = (
+        f"positions:*i32 rows:*i32 cells:*i32 places:*i32 k_cells:*u8 v_cells:*u8 k_scale:*u8 v_scale:*u8 {TAIL} {NEW} "
+        f"near:i32 n_heads:i32 k_width:i32 v_width:i32 block_size:i32 {CELLS} {TAIL_CELLS} {CODECS}"
+    )
+    return Kernel("pack", _arguments(text), (EARLY,), _WIDTHS)
+
+
+@cache
+def keep() -> Kernel:
+    text = f"kept:*i32 {TAIL} {NEW} n_heads:i32 k_width:i32 v_width:i32 {TAIL_CELLS} {CODECS}"
+    return Kernel("keep", _arguments(text), (("BD", LARGEST_HEAD), EARLY), _WIDTHS, warps=1)
+
+
 ATTENTION = (
-    "q:*C k:*C v:*C table:*i32 shifts:*i32 rows:*i32 positions:*i32 table_width:i32 n_heads:i32 group:i32 dim:i32 "
-    f"block_size:i32 {CELLS} window:i32 pinned:i32 pinned_blocks:i32 scale:fp32"
+    f"q:*Q k:*C v:*C k_scale:*u8 v_scale:*u8 {TAIL} table:*i32 shifts:*i32 rows:*i32 positions:*i32 table_width:i32 "
+    f"n_heads:i32 group:i32 dim:i32 k_width:i32 v_width:i32 block_size:i32 {CELLS} {TAIL_CELLS} {CODECS} "
+    "window:i32 pinned:i32 pinned_blocks:i32 scale:fp32"
 )
 
 
 def head_block(dim: int) -> int:
     return next(each for each in HEAD_DIMS if dim <= each)
+
+
+def cells_of(codec: str) -> str:
+    """What the kernels of attention are compiled for: the name of a codec, or `any` pair of those in CODEC_CODES. int6
+    and int4 have no kernels of their own: on an H200, those of decode and prefill differed in their bits."""
+    return codec if codec in (*TYPES, "int8") else "any"
+
+
+def _for_codec(codec: str, text: str) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Constant], ...]]:
+    """Arguments, and constants for keys and values."""
+    if codec in TYPES:
+        return _arguments(text, Q=TYPES[codec], C=TYPES[codec]), (("KEYS", "plain"), ("VALUES", "plain"))
+    return _arguments(text, Q="bf16", C="u8"), (("KEYS", codec), ("VALUES", codec))
 
 
 def _tile(codec: str, block: int) -> int:
@@ -287,46 +258,45 @@ def decode_programs(n_splits: int, heads: int, processors: int) -> int:
     return max(-(-n_splits // MOST_OF_SPLITS), min(DECODING * processors // heads, n_splits), 1)
 
 
-_ALIGNED = tuple(
-    (name, HEAD_MULTIPLE) for name in ("dim", "out_stride", *(word.split(":")[0] for word in CELLS.split()))
-)
+_ALIGNED = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE), *_WIDTHS)
 
 
 @cache
 def decode(codec: str, dim: int) -> Kernel:
+    """codec: what `cells_of` gives."""
     block = head_block(dim)
     text = f"{ATTENTION} tokens:*i32 n_splits:i32 partial:*fp32 ends:*fp32 out:*fp32 out_stride:i32 form:i32"
-    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS), EARLY)
-    return Kernel("decode", _arguments(text, C=TYPES[codec]), constants, _ALIGNED, stages=3)
+    arguments, kinds = _for_codec(codec, text)
+    sizes = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS))
+    return Kernel("decode", arguments, (*kinds, *sizes, EARLY), _ALIGNED, stages=2)
 
 
 @cache
 def prefill(codec: str, dim: int) -> Kernel:
+    """codec: what `cells_of` gives."""
     block = head_block(dim)
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
-    text = f"{ATTENTION} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32"
-    constants = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows), EARLY)
-    return Kernel("prefill", _arguments(text, C=TYPES[codec]), constants, _ALIGNED, stages=1)
+    arguments, kinds = _for_codec(codec, f"{ATTENTION} {NEW} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32")
+    sizes = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
+    return Kernel("prefill", arguments, (*kinds, *sizes, EARLY), _ALIGNED, stages=1)
 
 
 @cache
 def reduce(dim: int, deep: bool) -> Kernel:
-    """deep: for many splits, with more programs."""
+    """deep: for many splits, of which more are loaded at a time."""
     text = (
-        "partial:*fp32 ends:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 out_stride:i32 form:i32 "
-        "step:i32"
+        "partial:*fp32 ends:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 width:i32 out_stride:i32 "
+        "form:i32 turned:i32"
     )
-    block = head_block(dim)
-    heads, piece, many = (1, REDUCED, 64) if deep else (max(128 // block, 1), block, 32)
-    constants = (("HEADS", heads), ("BD", block), ("PIECE", piece), ("MANY", many), ("SOME", 8), EARLY)
-    aligned = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE))
+    constants = (("BD", head_block(dim)), ("PIECE", REDUCED), ("MANY", MOST_ADDED if deep else DEEP), EARLY)
+    aligned = tuple((name, HEAD_MULTIPLE) for name in ("dim", "width", "out_stride"))
     return Kernel("reduce", _arguments(text), constants, aligned, warps=1)
 
 
 @cache
 def copy(unit_bytes: int) -> Kernel:
-    text = f"moves:*i32 arena:*U offsets:*i64 units:i32 {CELLS}"
-    unit = {2: "i16", 4: "i32"}[unit_bytes]
+    text = f"moves:*i32 arena:*U parts:*i64 {CELLS}"
+    unit = {1: "i8", 2: "i16", 4: "i32"}[unit_bytes]
     return Kernel("copy", _arguments(text, U=unit), (("SLOTS", 16), ("BD", LARGEST_HEAD)))
 
 
@@ -382,7 +352,8 @@ def draw() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(2), copy(4)]
+    found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(1), copy(2), copy(4)]
+    found += [encode(), pack(), keep()]
     found += [peak(), choose(), adjust(), weigh(), starts(), scatter(), draw()]
     found += [reduce(dim, deep) for dim in HEAD_DIMS for deep in (False, True)]
     found += [linear_packed(planes, *tile) for planes in KINDS for tile in tiles("packed")]
@@ -390,5 +361,9 @@ def catalogue() -> tuple[Kernel, ...]:
         found += [embed(kind), norm(kind), rotate(kind)]
         found += [gate("silu", kind), gate("gelu", kind)]
         found += [linear(kind, *tile) for tile in tiles(kind)]
-        found += [make(kind, dim) for dim in HEAD_DIMS for make in (decode, prefill)]
+    coded = HEAD_DIMS[: HEAD_DIMS.index(LARGEST_CODED) + 1]
+    pairs = [(each, dim) for each in TYPES for dim in HEAD_DIMS] + [
+        (each, dim) for each in ("int8", "any") for dim in coded
+    ]
+    found += [make(*pair) for pair in pairs for make in (decode, prefill)]
     return tuple(dict.fromkeys(found))

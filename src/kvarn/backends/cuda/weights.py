@@ -24,7 +24,8 @@ from kvarn.backends.cuda import staging
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.planes import GROUP, PACKED, Planes, peak, shift
-from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, DEPTH, TYPE_BYTES, form_of, product_of, splits_of
+from kvarn.backends.cuda.specs import AS_STORED, COLUMNS, TYPE_BYTES, form_of, product_of
+from kvarn.backends.cuda.tiling import DEPTH, splits_of
 from kvarn.cache.spec import align
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.encodings import ENCODINGS

@@ -37,9 +37,10 @@ class Cyclic(Region):
 
     def _rewound(self, r: RegionResidency, length: int) -> None:
         # Blocks that commit removed, but that are not overwritten, come back: rebuild the list after the pinned blocks.
-        end = ceil_div(length, self.block_size)
+        end, begun = ceil_div(length, self.block_size), length - length % self.config.tile
+        lowest = max(self.spec.floor(begun) // self.block_size, self._intact_from(r, end))
         r.remove(min(self.pinned, end, len(r.blocks)), len(r.blocks))
-        for logical in range(max(self.spec.floor(length) // self.block_size, self.pinned), end):
+        for logical in range(max(lowest, self.pinned), end):
             r.end = logical
             self._place(r)
         r.end = end

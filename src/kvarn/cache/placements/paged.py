@@ -86,13 +86,15 @@ class Paged(Placement[PagedResidency]):
         root = self.residency(seq).node
         path = list(self.tree.walk(root, tokens))
         n_full = len(path) * self.block_size
-        reused = covered([node.block is not None for node in path], min(n_full, limit), self.config)
-        if reused < min(n_full, limit):
+        node = path[-1] if path else root
+        have, most = [node.block is not None for node in path], min(n_full, limit)
+        if n_full < limit:
+            most += self.tree.partial(node, tokens[n_full:limit]).n  # copying one token is cheaper than computing it
+            have.append(True)
+        reused = covered(have, most, self.config)  # with the last tokens: a window may begin after a lost block then
+        if reused < most:
             lost = path[reused // self.block_size]
             return Adoption(reused, ReuseLimit(lost.why, n_full, when=lost.when))
-        node = path[-1] if path else root
-        if n_full < limit:
-            reused += self.tree.partial(node, tokens[n_full:limit]).n  # copying one token is cheaper than computing it
         if reused < limit:
             return Adoption(reused, self._limit(node, tokens, n_full, reused))
         return Adoption(reused, ReuseLimit(Reason.END, reused))
@@ -227,26 +229,30 @@ class Paged(Placement[PagedResidency]):
         return r.firsts[pinned] // self.block_size if pinned < len(r.firsts) else r.end
 
     def _rewound(self, r: PagedResidency, length: int) -> None:
-        size = self.block_size
         self._give_back(r.remove(bisect_left(r.firsts, length), len(r.blocks)))
-        r.end = ceil_div(length, size)
+        r.end = ceil_div(length, self.block_size)
+        self._move(r, *self._content(r, length))
+
+    def _content(self, r: PagedResidency, length: int) -> tuple[Node, list[int]]:
+        """The last full block of its first `length` tokens, and the tokens after it."""
         node, tail = r.node, r.tail
-        while node.depth > length // size:
+        while node.depth > length // self.block_size:
             tail = list(node.tokens)
             assert node.parent is not None
             node = node.parent
-        self._move(r, node, tail[: length - node.depth * size])
+        return node, tail[: length - node.depth * self.block_size]
 
-    def _forked(self, source: PagedResidency) -> PagedResidency:
-        child = PagedResidency(source.node, source.priority)
-        child.tail = list(source.tail)
-        child.committed = child.length = child.reserved = source.length
+    def _forked(self, source: PagedResidency, length: int) -> PagedResidency:
+        node, tail = self._content(source, length)
+        child = PagedResidency(node, source.priority)
+        child.tail = tail
+        child.committed = child.length = child.reserved = length
         for block, first in zip(source.blocks, source.firsts, strict=True):
-            if first < source.length:
+            if first < length:
                 self._share(block)
                 child.end = first // self.block_size
                 child.append(block, self.block_size)
-        child.end = ceil_div(source.length, self.block_size)
+        child.end = ceil_div(length, self.block_size)
         child.node.growing[child] = None
         source.writable = 0
         return child
@@ -262,7 +268,7 @@ class Paged(Placement[PagedResidency]):
             self.shelf.want(r.blocks)
         tail = r.tail_block
         unshared = tail is not None and self.pool.references[tail] == 1 and not self.tree.holds(tail)
-        self.tree.end(r, r.node, tail if unshared else None)
+        self.tree.end(r, r.node, tail if unshared and len(r.tail) >= self.config.tile else None)
         self._give_back(r.blocks, r.priority)
 
     def discard(self, blocks: Iterable[int]) -> None:

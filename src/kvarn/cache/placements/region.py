@@ -77,19 +77,19 @@ class Region(Placement[RegionResidency]):
         r.end = ceil_div(length, self.block_size)
         r.remove(bisect_left(r.firsts, length), len(r.blocks))
 
-    def _forked(self, source: RegionResidency) -> RegionResidency:
+    def _forked(self, source: RegionResidency, length: int) -> RegionResidency:
         child = RegionResidency(self.run)
         if source.base is None:
             return child
         child.base = self._free.pop()
-        child.committed = child.length = child.reserved = source.length
+        child.committed = child.length = child.reserved = length
         for block, first in zip(source.blocks, source.firsts, strict=True):
-            if first < source.length:
+            if first < length:
                 child.end = first // self.block_size
                 self._place(child)
-                slots = min(self.block_size, source.length - first)
+                slots = min(self.block_size, length - first)
                 self._copies.append(Copy(block, child.blocks[-1], slots))
-        child.end = ceil_div(source.length, self.block_size)
+        child.end = ceil_div(length, self.block_size)
         return child
 
     def _released(self, r: RegionResidency) -> None:

@@ -5,7 +5,7 @@
 //   order    how products of bf16 are summed (../isa.hpp)
 //   engine   what multiplies many query rows with staged tiles: vector instructions or AMX
 //
-// int8 cells are multiplied as integers, where the other two axes do not matter: integers.hpp.
+// Cells of integers are multiplied as such, where the other two axes do not matter: integers.hpp.
 #pragma once
 
 #include "../base.hpp"
@@ -38,7 +38,7 @@ struct Arithmetic {
     static constexpr bool pairs = tiled ? amx : kDotUnit && rounds;  // q, p and staged tiles are bf16, not f32
     static constexpr int64_t number_bytes = pairs ? 2 : 4;           // of one number of q or p
     static constexpr int64_t rows_at_once = amx ? 16 : 30;  // query rows of a prefill item that are computed together
-    static constexpr int64_t weight_bytes = kChunk * number_bytes;  // of a row of p
+    static constexpr int64_t weight_bytes(int64_t) { return kChunk * number_bytes; }  // of a row of p
     static constexpr int64_t query_bytes(int64_t dim) { return depth(dim) * number_bytes; }
     static constexpr int64_t depth(int64_t dim) { return up(dim, amx ? 32 : 16); }  // dims of a staged q, with zeros
 };

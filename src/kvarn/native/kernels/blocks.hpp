@@ -17,6 +17,8 @@ constexpr int offset_of(Kind k) {
     return k == Kind::Q3_K ? 4 : k == Kind::Q4_0 ? 8 : k == Kind::Q5_0 ? 16 : k == Kind::Q6_K ? 32 : 0;
 }
 
+constexpr bool two_sums(Kind k) { return k == Kind::Q2_K || k == Kind::Q3_K || k == Kind::Q6_K || k == Kind::Table16; }
+
 // Insert bits kTo.. of all codes: pairs of bits from two planes, or single bits from one.
 template <int kTo>
 inline void add_pairs(const uint8_t* planes, Bytes* w) {
@@ -42,6 +44,13 @@ inline void take_nibbles(const uint8_t* p, Bytes* w) {
     }
 }
 
+// Vectors of a block that products read: the codes, and |codes| if they are signed numbers.
+#if defined(KVARN_PAIRS)
+constexpr int vectors(Kind k) { return centred(k) ? 16 : 8; }
+#else
+constexpr int vectors(Kind) { return 8; }
+#endif
+
 template <Kind K>
 inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, from the first row of the slice
     constexpr int kBits = int(code_bits(K));
@@ -58,14 +67,35 @@ inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's
         if constexpr (from_table(K))
             for (int g = 0; g < 8; ++g) w[g] = lookup(table, w[g]);
     }
+#if defined(KVARN_PAIRS)
+    if constexpr (vectors(K) == 16)
+        for (int g = 0; g < 8; ++g) w[g] = centre(w[g]), w[g + 8] = magnitude(w[g]);
+#endif
 }
+
+template <bool kHas>
+struct Minima {
+    Floats m;  // times dx * sumx is added (Q4_1, Q5_1) or subtracted (K types)
+};
+template <>
+struct Minima<false> {};
+template <bool kHas>
+struct Factors {
+    Ints sc, sc2;  // of d, for the two halves of the block
+};
+template <>
+struct Factors<false> {};
+template <bool kHas>
+struct MinimaFactors {
+    Ints mn, mn2;  // of m, likewise
+};
+template <>
+struct MinimaFactors<false> {};
 
 // Scales of block b for kFloatLanes rows from `row` on.
 template <Kind K>
-struct Scales {
-    Floats d, m;   // m times dx * sumx is added (Q4_1, Q5_1) or subtracted (K types)
-    Ints sc, sc2;  // factors of d for both halves of the block, if they differ
-    Ints mn, mn2;  // factors of m, likewise
+struct Scales : Minima<scale_layout(K).minima>, Factors<two_sums(K)>, MinimaFactors<K == Kind::Q2_K> {
+    Floats d;
 
     inline Scales(const uint8_t* s, int64_t b, int row) {
         constexpr ScaleLayout kLayout = scale_layout(K);
@@ -77,50 +107,69 @@ struct Scales {
                 d = load_floats(record + row * 4);
             else
                 d = load_halves(record + row * 2);
-            if constexpr (kLayout.minima) m = load_halves(record + kMin + row * 2);
+            if constexpr (kLayout.minima) this->m = load_halves(record + kMin + row * 2);
             return;
         }
         const uint8_t* factors = record + kFactors + b % kBlocks * kFactorBytes;
         if constexpr (K == Kind::Q4_K || K == Kind::Q5_K) {
             d = mul(load_halves(record + row * 2), to_float(load_unsigned(factors + row)));
-            m = mul(load_halves(record + kMin + row * 2), to_float(load_unsigned(factors + kGroup + row)));
+            this->m = mul(load_halves(record + kMin + row * 2), to_float(load_unsigned(factors + kGroup + row)));
         } else if constexpr (K == Kind::Q2_K) {
             d = load_halves(record + row * 2);
-            m = load_halves(record + kMin + row * 2);
+            this->m = load_halves(record + kMin + row * 2);
             const Ints first = load_unsigned(factors + row), second = load_unsigned(factors + kGroup + row);
-            sc = low_nibble(first), sc2 = low_nibble(second);
-            mn = high_nibble(first), mn2 = high_nibble(second);
+            this->sc = low_nibble(first), this->sc2 = low_nibble(second);
+            this->mn = high_nibble(first), this->mn2 = high_nibble(second);
         } else if constexpr (K == Kind::Table32) {
             d = mul(load_floats(record + row * 4), to_float(load_signed(factors + row)));
-        } else {  // Q3_K, Q6_K, Table16
+        } else if constexpr (two_sums(K)) {  // Q3_K, Q6_K, Table16
             if constexpr (kLayout.d_bytes == 4)
                 d = load_floats(record + row * 4);
             else
                 d = load_halves(record + row * 2);
-            sc = load_signed(factors + row);
-            sc2 = load_signed(factors + kGroup + row);
+            this->sc = load_signed(factors + row);
+            this->sc2 = load_signed(factors + kGroup + row);
         }
     }
 };
 
-// The integer sum over half a block's columns. Two short chains are faster than one long chain, in
-// which each product waits for the one before.
-template <Kind K>
-inline Ints half_sum(const Bytes* w, const int8_t* x, const BlockMeta& meta, int half) {
-    constexpr int kOffset = offset_of(K);
-    Ints sum = set1_int(0);
-    KVARN_UNROLL(4)
-    for (int g = 4 * half; g < 4 * half + 4; ++g) {
-        if constexpr (centred(K))
-            sum = dot8(sum, w[g], x + 4 * g);
-        else
-            sum = dot(sum, w[g], x + 4 * g);
+// sums[r][i]: products of kN vectors of w[i] with R rows of x, from vector kFrom on, without offsets.
+// Sums of integers are exact in any order.
+template <Kind K, int kFrom, int kN, int R, int S>
+inline void dots(const Bytes* const (&w)[S], const int8_t* x, Ints (&sums)[R][S]) {
+#if defined(KVARN_PAIRS)  // as many pairs of products are added in 16 bits as fit there
+    constexpr int kMost = centred(K) ? 128 : (1 << code_bits(K)) - 1, kFit = 32767 / (2 * 127 * kMost);
+    constexpr int kRun = kFit >= 8 && kN == 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+    Pairs run[R][S];
+#endif
+    KVARN_UNROLL(8)
+    for (int g = kFrom; g < kFrom + kN; ++g) {
+        KVARN_UNROLL(4)
+        for (int r = 0; r < R; ++r) {
+            const auto four = broadcast_4(x + r * kBlock + 4 * g);
+            KVARN_UNROLL(2)
+            for (int i = 0; i < S; ++i) {
+#if defined(KVARN_PAIRS)
+                const Pairs next = centred(K) ? signed_pairs(w[i][g], w[i][g + 8], four) : pairs(w[i][g], four);
+                run[r][i] = (g - kFrom) % kRun ? add_pairs(run[r][i], next) : next;
+                in_order(run[r][i]);
+                if ((g - kFrom) % kRun < kRun - 1) continue;
+                sums[r][i] = g - kFrom < kRun ? widen(run[r][i]) : add(sums[r][i], widen(run[r][i]));
+                in_order(sums[r][i]);
+#else
+                sums[r][i] = dot(g == kFrom ? set1_int(0) : sums[r][i], w[i][g], four);
+#endif
+            }
+        }
     }
-    if constexpr (kOffset != 0) sum = sub(sum, shift_left<__builtin_ctz(kOffset)>(set1_int(meta.sum[half])));
-    return sum;
 }
 
-constexpr bool two_sums(Kind k) { return k == Kind::Q2_K || k == Kind::Q3_K || k == Kind::Q6_K || k == Kind::Table16; }
+template <Kind K>
+inline Ints without_offset(Ints sum, int32_t codes) {  // codes: the sum of the activation codes
+    constexpr int kOffset = offset_of(K);
+    if constexpr (kOffset != 0) sum = sub(sum, shift_left<__builtin_ctz(kOffset)>(set1_int(codes)));
+    return sum;
+}
 
 // Adds one block to acc. `a` and `b` are the integer sums of its halves if two_sums, else both are
 // the sum of the block.
@@ -142,12 +191,49 @@ inline Floats scaled(Floats acc, const Scales<K>& s, const BlockMeta& meta, Ints
     }
 }
 
+// The integer sums of one block: of its halves if two_sums, else only a.
+template <Kind K, int R, int S>
+struct Sums {
+    Ints a[R][S], b[R][S];
+
+    inline void compute(const Bytes* const (&w)[S], const int8_t* x) {
+        if constexpr (two_sums(K)) {
+            dots<K, 0, 4>(w, x, a);
+            dots<K, 4, 4>(w, x, b);
+        } else if constexpr (R * S == 1) {  // two short chains: in a long one, each product waits for the one before
+            dots<K, 0, 4>(w, x, a);
+            dots<K, 4, 4>(w, x, b);
+            a[0][0] = add(a[0][0], b[0][0]);
+        } else {
+            dots<K, 0, 8>(w, x, a);
+        }
+    }
+
+    // Adds the block to acc[r][i].
+    inline void apply(Floats (&acc)[R][S], const Scales<K>* const (&s)[S], const BlockMeta* meta) const {
+        KVARN_UNROLL(4)
+        for (int r = 0; r < R; ++r) {
+            KVARN_UNROLL(2)
+            for (int i = 0; i < S; ++i) {
+                if constexpr (two_sums(K)) {
+                    const Ints first = without_offset<K>(a[r][i], meta[r].sum[0]);
+                    acc[r][i] = scaled<K>(acc[r][i], *s[i], meta[r], first, without_offset<K>(b[r][i], meta[r].sum[1]));
+                } else {
+                    const Ints sum = without_offset<K>(a[r][i], meta[r].sum[0] + meta[r].sum[1]);
+                    acc[r][i] = scaled<K>(acc[r][i], *s[i], meta[r], sum, sum);
+                }
+            }
+        }
+    }
+};
+
 template <Kind K>
 inline Floats accumulate(Floats acc, const Bytes* w, const Scales<K>& s, const int8_t* x, const BlockMeta& meta) {
-    const Ints a = half_sum<K>(w, x, meta, 0), b = half_sum<K>(w, x, meta, 1);
-    if constexpr (two_sums(K)) return scaled<K>(acc, s, meta, a, b);
-    const Ints sum = add(a, b);
-    return scaled<K>(acc, s, meta, sum, sum);
+    Floats one[1][1] = {{acc}};
+    Sums<K, 1, 1> sums;
+    sums.compute({w}, x);
+    sums.apply(one, {&s}, &meta);
+    return one[0][0];
 }
 
 constexpr int64_t kPrefetchDistance = 8192;  // bytes between the weights that are read and those that are prefetched

@@ -18,6 +18,7 @@ using Ints = __m512i;
 using Floats = __m512;
 constexpr bool kSigned = false;  // 8-bit codes stay code + 128; half_sum corrects the sum
 constexpr bool kWide = true;     // 32 registers: room for 16 accumulators beside the codes
+constexpr bool kReuses = false;  // codes are unpacked again for each tile of activations: once in 16 rows
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
@@ -38,12 +39,12 @@ inline Bytes broadcast_16(const uint8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 inline Bytes lookup(Bytes table, Bytes places) { return _mm512_shuffle_epi8(table, places); }
-inline Ints dot(Ints acc, Bytes w, const int8_t* x) {
+inline Bytes broadcast_4(const int8_t* x) {
     int32_t four;
     memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+    return _mm512_set1_epi32(four);
 }
-inline Ints dot8(Ints acc, Bytes w, const int8_t* x) { return dot(acc, w, x); }
+inline Ints dot(Ints acc, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(acc, w, x); }
 inline Ints set1_int(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
@@ -78,8 +79,13 @@ constexpr int kFloatLanes = 8;
 using Bytes = __m256i;
 using Ints = __m256i;
 using Floats = __m256;
-constexpr bool kSigned = true;
 constexpr bool kWide = false;
+constexpr bool kReuses = true;  // few registers: codes are unpacked once, for many rows
+#if defined(__AVXVNNI__)
+constexpr bool kSigned = false;
+#else
+constexpr bool kSigned = true;
+#endif
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Bytes low_nibbles(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
@@ -105,15 +111,22 @@ inline Bytes broadcast_4(const int8_t* x) {
     memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
-inline Ints dot(Ints acc, Bytes w, const int8_t* x) {  // codes are below 64: pairs do not saturate 16 bits
-    const Bytes pairs = _mm256_maddubs_epi16(w, broadcast_4(x));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#if defined(__AVXVNNI__)
+inline Ints dot(Ints acc, Bytes w, Bytes x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+#else
+#define KVARN_PAIRS 1  // sums go through 16 bits
+using Pairs = __m256i;  // sums of two products
+inline Pairs pairs(Bytes w, Bytes x) { return _mm256_maddubs_epi16(w, x); }
+inline Pairs add_pairs(Pairs a, Pairs b) { return _mm256_add_epi16(a, b); }
+inline Ints widen(Pairs x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+// Keeps additions in the order of the source: GCC would compute all products first, and run out of registers.
+inline void in_order(__m256i& sum) { __asm__("" : "+x"(sum)); }
+inline Bytes centre(Bytes w) { return _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(0x80))); }
+inline Bytes magnitude(Bytes code) { return _mm256_abs_epi8(code); }
+inline Pairs signed_pairs(Bytes code, Bytes magnitude, Bytes x) {  // 2 * 128 * 127 fits 16 bits
+    return _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, code));
 }
-inline Ints dot8(Ints acc, Bytes w, const int8_t* x) {  // |code| <= 128, |x| <= 127: 2 * 128 * 127 fits 16 bits
-    const Bytes code = _mm256_xor_si256(w, _mm256_set1_epi8(int8_t(0x80)));
-    const Bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(broadcast_4(x), code));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
+#endif
 inline Ints set1_int(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints sub(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
@@ -150,8 +163,9 @@ struct Bytes {
 };
 using Ints = I;
 using Floats = F;
-constexpr bool kSigned = true;
+constexpr bool kSigned = false;
 constexpr bool kWide = false;
+constexpr bool kReuses = false;
 
 inline Bytes load_bytes(const uint8_t* p) {
     Bytes b;
@@ -182,14 +196,10 @@ inline Bytes lookup(const Bytes& table, Bytes places) {
     for (uint8_t& b : places.v) b = table.v[b];
     return places;
 }
+inline const int8_t* broadcast_4(const int8_t* x) { return x; }
 inline Ints dot(Ints acc, const Bytes& w, const int8_t* x) {
     for (int i = 0; i < kFloatLanes; ++i)
         acc.v[i] += w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3];
-    return acc;
-}
-inline Ints dot8(Ints acc, const Bytes& w, const int8_t* x) {
-    for (int i = 0; i < kFloatLanes; ++i)
-        for (int j = 0; j < 4; ++j) acc.v[i] += (int(w.v[4 * i + j]) - 128) * x[j];
     return acc;
 }
 inline Ints set1_int(int32_t x) {

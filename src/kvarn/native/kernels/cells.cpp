@@ -1,7 +1,7 @@
-// Encodes cells: f32 to bf16, f16, int8. Compiled once per instruction set (KVARN_ISA names it)
-// from plain loops that the compiler vectorizes. The loops use only integer arithmetic and single
-// IEEE operations, so every instruction set gives the same bits. The NumPy definitions are in
-// backends/reference/codecs.py; tests compare the bits.
+// Encodes cells: f32 to bf16, f16, int8; int8 to int4 and int6. Compiled once per instruction set
+// (KVARN_ISA names it), from plain loops that the compiler vectorizes or from simd.hpp. They use only
+// integer arithmetic and single IEEE operations, so every instruction set gives the same bits. The NumPy definitions
+// are in backends/reference/codecs.py; tests compare the bits.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -76,9 +76,80 @@ void encode_int8(const float* x, int8_t* out, float* scale, int64_t rows, int64_
     }
 }
 
+// -- int4 and int6: blocks of 32 numbers, each with a scale code
+
+constexpr uint32_t kScaleBias = 880;  // code c is the f32 with the bits (c + 880) << 20
+
+struct BlockCodes {
+    alignas(64) int32_t u[kRotated];
+    uint8_t scale;
+};
+
+struct Candidate {
+    I low, high;
+    float error;
+};
+
+// The codes of a block with one scale: u = floor(y / s) + half, from 0 to 2 * half - 1.
+inline Candidate with_scale(F a, F b, uint32_t code, float half) {
+    const F s = set1(bits_of<float>((code + kScaleBias) << 20)), middle = set1(half - 0.5f);
+    const auto codes = [&](F y) { return min(max(add(floor(div(y, s)), set1(half)), zero()), set1(2 * half - 1)); };
+    const auto squared = [&](F u, F y) {
+        const F e = sub(mul(sub(u, middle), s), y);
+        return mul(e, e);
+    };
+    const F x = codes(a), y = codes(b);
+    return {to_int(x), to_int(y), reduce_add(add(squared(x, a), squared(y, b)))};
+}
+
+// The smallest scale that clips nothing, or one of the next two below: the first with the least error.
+inline BlockCodes encode_block(F a, F b, float half) {
+    BlockCodes out;
+    const uint32_t amax = largest_bits(a, b);
+    if (amax == 0 || amax >= kInfinity) {
+        for (int32_t& u : out.u) u = int32_t(half);
+        out.scale = amax ? 255 : 0;
+        return out;
+    }
+    const float need = bits_of<float>(amax) / (half - 0.5f);
+    const int32_t least = int32_t((bits_of<uint32_t>(need) + 0xfffffu) >> 20) - int32_t(kScaleBias);
+    const int32_t top = least < 1 ? 1 : least > 254 ? 254 : least;
+    Candidate best = with_scale(a, b, uint32_t(top), half);
+    out.scale = uint8_t(top);
+    for (int32_t less = 1; less <= 2 && top - less >= 1; ++less) {
+        const Candidate next = with_scale(a, b, uint32_t(top - less), half);
+        if (next.error < best.error) best = next, out.scale = uint8_t(top - less);
+    }
+    store_words(out.u, best.low), store_words(out.u + kLanes, best.high);
+    return out;
+}
+
+inline void pack_nibbles(const int32_t* u, uint8_t* out) {
+    for (int i = 0; i < 16; ++i) out[i] = uint8_t((u[i] & 15) | (u[16 + i] & 15) << 4);
+}
+
+inline void pack_tops(const int32_t* u, uint8_t* out) {  // bits 4 and 5
+    for (int i = 0; i < 8; ++i)
+        out[i] = uint8_t(u[i] >> 4 | u[8 + i] >> 4 << 2 | u[16 + i] >> 4 << 4 | u[24 + i] >> 4 << 6);
+}
+
+template <int kBits>
+void encode_blocks(const int8_t* x, const float* x_scale, uint8_t* out, uint8_t* scale, int64_t rows, int64_t depth) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t d = 0; d < depth; d += kRotated, x += kRotated, out += kBits * 4) {
+            const F s = set1(x_scale[r]);
+            // A scale that is NaN makes every number NaN, codes of 0 included.
+            const BlockCodes block = encode_block(mul(load_i8(x), s), mul(load_i8(x + kLanes), s), 1 << (kBits - 1));
+            pack_nibbles(block.u, out);
+            if (kBits == 6) pack_tops(block.u, out + 16);
+            *scale++ = block.scale;
+        }
+}
+
 }  // namespace
 
 extern const CellEncoders encoders;
-const CellEncoders encoders = {KVARN_TEXT(KVARN_ISA), encode_bf16, encode_f16, encode_int8};
+const CellEncoders encoders = {KVARN_TEXT(KVARN_ISA), encode_bf16,      encode_f16,
+                               encode_int8,           encode_blocks<4>, encode_blocks<6>};
 
 }  // namespace kvarn::KVARN_ISA

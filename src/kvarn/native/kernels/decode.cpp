@@ -2,6 +2,8 @@
 // keys. Scores first, then softmax and outputs: the first phase depends on the codec of K, the second
 // on that of V. Cells are read tile by tile, and within a tile head by head, which is the order of
 // memory.
+#include <type_traits>
+
 #include "attention.hpp"
 #include "in_place.hpp"
 #include "integers.hpp"
@@ -32,18 +34,33 @@ struct Job {  // what both phases of a work item read
           group(a.spec.n_heads / s.n_heads),
           rows(item.heads * group),
           width(s.width()) {
-        Walk walk(a, item.seq);
         const int64_t q_pos = a.table.kv_len[item.seq] - 1;
+        Walk walk(a, item.seq, OwnTile::of_tail(a, item.seq, q_pos));
         for (int64_t pos = item.begin; pos < item.end; pos += kSlots) {
             seen[n] = a.spec.visible32(q_pos, q_pos, pos);
-            if (seen[n]) tiles[n++] = walk.tile(pos, item.head);
+            if (!seen[n]) continue;
+            tiles[n] = walk.tile(pos, item.head);
+            prefetch_scales(tiles[n].k), prefetch_scales(tiles[n].v);
+            ++n;
         }
     }
 
-    int64_t visible_slots() const {
-        int64_t slots = 0;
-        for (int64_t i = 0; i < n; ++i) slots += __builtin_popcount(seen[i]);
-        return slots;
+    // The scales of a tile are one or two cache lines per head, far from its cells. Without this, a tile
+    // waits for each of them: the hardware's prefetchers do not see them coming.
+    void prefetch_scales(const TileCells& t) const {
+        if (!t.scale[0]) return;
+        const int64_t each = scale_bytes(t.view->codec), bytes = kSlots * scales_of(t.view->codec, s.dim) * each;
+        for (int64_t h = 0; h < item.heads; ++h)
+            for (int64_t at = 0; at < bytes; at += 64)
+                prefetch_l1(t.scale[0] + h * t.view->scale_strides.head * each + at);
+    }
+
+    int64_t bytes_read() const {
+        int64_t bytes = 0;
+        for (int64_t i = 0; i < n; ++i)
+            bytes +=
+                __builtin_popcount(seen[i]) * (tiles[i].k.view->row_bytes(s.dim) + tiles[i].v.view->row_bytes(s.dim));
+        return bytes * item.heads;
     }
 
     // The cells that are read kPrefetchTiles after those of tile i and head h; values follow keys.
@@ -51,10 +68,10 @@ struct Job {  // what both phases of a work item read
         const int64_t all = n * item.heads, j = i * item.heads + h + (values ? all : 0);
         const int64_t next = smaller(j + kPrefetchTiles, 2 * all - 1), head = next % item.heads;
         const Tile& t = tiles[next % all / item.heads];
-        const auto at = [&](const TileCells& cells, const CellsView& view) {
-            return cells.half[0] ? cells.half[0] + head * view.strides.head * cell_bytes(view.codec) : x.k;
+        const auto at = [&](const TileCells& c) {
+            return c.half[0] ? c.half[0] + head * c.view->strides.head * cell_bytes(c.view->codec) : x.k;
         };
-        return next < all ? at(t.k, s.k) : at(t.v, s.v);
+        return next < all ? at(t.k) : at(t.v);
     }
 };
 
@@ -68,7 +85,7 @@ void key_phase(const Job& job) {
         stage_query<K>(q + r * s.dim, s.dim, job.a.scale * kLog2e, x.q + r * depth * K::number_bytes);
     for (int64_t i = 0; i < job.n; ++i)
         for (int64_t h = 0; h < job.item.heads; ++h) {
-            const Tile t = of_head(s, job.tiles[i], h);
+            const Tile t = of_head(job.tiles[i], h);
             float* scores = x.s + h * group * kChunk + i * kSlots;
             if (keys_in_place<K>(s, t)) {
                 score_in_place<K>(s, t, x, h * group, group, i * kSlots, job.next_cells(i, h, false));
@@ -85,78 +102,66 @@ void value_phase(const Job& job, float* out) {
     const Scratch& x = job.x;
     const int64_t group = job.group, width = job.width, stride = 2 + width;
     for (int64_t r = 0; r < job.rows; ++r) {
-        const MaxSum chunk = softmax<V>(x.s + r * kChunk, job.seen, job.n, x.p + r * V::weight_bytes);
+        const MaxSum chunk = softmax<V>(x.s + r * kChunk, job.seen, job.n, x.p + r * V::weight_bytes(width));
         out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
     }
     if (values_readable(job.s)) {
         memset(x.part, 0, size_t(job.rows * width) * 4);
         for (int64_t i = 0; i < job.n; ++i)
             for (int64_t h = 0; h < job.item.heads; ++h)
-                add_in_place<V>(job.s, of_head(job.s, job.tiles[i], h), job.seen[i], i, x, h * group, group,
+                add_in_place<V>(job.s, of_head(job.tiles[i], h), job.seen[i], i, x, h * group, group,
                                 job.next_cells(i, h, true));
         for (int64_t r = 0; r < job.rows; ++r) in_order<V>(x.part + r * width, job.s.dim, out + 2 + r * stride);
         return;
     }
     for (int64_t h = 0; h < job.item.heads; ++h) {
-        for (int64_t i = 0; i < job.n; ++i) stage_values<V>(job.s, of_head(job.s, job.tiles[i], h), job.seen[i], i, x);
+        for (int64_t i = 0; i < job.n; ++i) stage_values<V>(job.s, of_head(job.tiles[i], h), job.seen[i], i, x);
         value_rows<V>(x.p + h * group * kChunk * V::number_bytes, group, x.v, width, job.n, x.part + h * group * width);
     }
     for (int64_t r = 0; r < job.rows; ++r) memcpy(out + 2 + r * stride, x.part + r * width, size_t(width) * 4);
 }
 
-template <>
-void key_phase<Int8Arithmetic>(const Job& job) {
-    const StoreView& s = job.s;
+template <typename K>
+    requires std::is_same_v<K, Integers<K::blocks>>
+void key_phase(const Job& job) {
+    const int64_t dim = job.s.dim, group = job.group, row = K::query_bytes(dim), spans = K::spans(K::depth(dim));
     const Scratch& x = job.x;
-    const int64_t group = job.group, depth = Int8Arithmetic::depth(s.dim), row = Int8Arithmetic::query_bytes(s.dim);
-    const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * s.dim;
-    for (int64_t r = 0; r < job.rows; ++r) stage_int8_query(q + r * s.dim, s.dim, job.a.scale * kLog2e, x.q + r * row);
+    const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * dim;
+    for (int64_t r = 0; r < job.rows; ++r)
+        stage_integer_query<K>(q + r * dim, dim, job.a.scale * kLog2e, x.q + r * row);
     for (int64_t i = 0; i < job.n; ++i)
         for (int64_t h = 0; h < job.item.heads; ++h) {
-            const TileCells t = of_head(s, job.tiles[i], h).k;
-            const bool in_place = s.k.strides.slot == 1 && t.half[0] && t.half[1] == t.half[0] + 64;
-            if (!in_place) stage_int8_keys(s.k, t, depth, x.k);
-            stage_scales(t.scale, s.k.scale_strides.slot, job.seen[i], x.k_scale);
-            int8_score_rows<kDecodeRows>(x.q + h * group * row, group, depth, in_place ? t.half[0] : x.k,
-                                         in_place ? s.k.strides.dim * 4 : 4 * kSlots, x.k_scale,
-                                         x.s + h * group * kChunk + i * kSlots);
+            const TileCells t = of_head(job.tiles[i], h).k;
+            stage_factors(t, job.seen[i], spans, kSlots, x.k_scale);
+            with_keys(t, dim, x.k, [&](const auto& keys) {
+                integer_score_rows<K, kDecodeRows>(x.q + h * group * row, group, dim, keys, x.k_scale,
+                                                   x.s + h * group * kChunk + i * kSlots);
+            });
         }
 }
 
-// Adds the values of tile i to the sums of a head's rows.
-void int8_add_head(const Job& job, int64_t i, int64_t h) {
-    const CellsView& v = job.s.v;
-    const TileCells t = of_head(job.s, job.tiles[i], h).v;
-    const uint8_t* p = job.x.p + h * job.group * Int8Arithmetic::weight_bytes;
-    float* sums = job.x.part + h * job.group * job.width;
-    if (v.strides.dim == 1 && t.half[0] && t.half[1]) {
-        const int64_t stride = v.strides.slot * 4;
-        const auto in_place = [&](int64_t d, int64_t quad, I& a, I& b) {
-            quads(t.half[quad / 4] + quad % 4 * 4 * stride + d, stride, a, b);
-        };
-        return int8_add_rows(p, job.group, i, in_place, sums, job.width);
-    }
-    stage_int8_values(v, t, job.width, job.x.v);
-    int8_add_rows(p, job.group, i, StagedQuads{job.x.v, job.width}, sums, job.width);
-}
-
-template <>
-void value_phase<Int8Arithmetic>(const Job& job, float* out) {
+template <typename V>
+    requires std::is_same_v<V, Integers<V::blocks>>
+void value_phase(const Job& job, float* out) {
     const Scratch& x = job.x;
-    const int64_t width = job.width, stride = 2 + width;
-    for (int64_t i = 0; i < job.n; ++i)
-        for (int64_t h = 0; h < job.item.heads; ++h)
-            stage_scales(of_head(job.s, job.tiles[i], h).v.scale, job.s.v.scale_strides.slot, job.seen[i],
-                         x.v_scale + h * kChunk + i * kSlots);
-    for (int64_t r = 0; r < job.rows; ++r) {
-        const MaxSum chunk = int8_softmax(x.s + r * kChunk, job.seen, job.n, x.v_scale + r / job.group * kChunk,
-                                          x.p + r * Int8Arithmetic::weight_bytes);
-        out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
+    const int64_t width = job.width, stride = 2 + width, group = job.group, spans = V::spans(width);
+    for (int64_t h = 0; h < job.item.heads; ++h) {
+        for (int64_t i = 0; i < job.n; ++i)
+            stage_factors(of_head(job.tiles[i], h).v, job.seen[i], spans, kChunk, x.v_scale + i * kSlots);
+        for (int64_t r = h * group; r < (h + 1) * group; ++r) {
+            const MaxSum chunk =
+                integer_softmax(x.s + r * kChunk, job.seen, job.n, x.v_scale, spans, x.p + r * V::weight_bytes(width));
+            out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
+        }
     }
     memset(x.part, 0, size_t(job.rows * width) * 4);
     for (int64_t i = 0; i < job.n; ++i)
-        for (int64_t h = 0; h < job.item.heads; ++h) int8_add_head(job, i, h);
-    for (int64_t r = 0; r < job.rows; ++r) int8_in_order(x.part + r * width, width, out + 2 + r * stride);
+        for (int64_t h = 0; h < job.item.heads; ++h)
+            with_values_of<V, true>(of_head(job.tiles[i], h).v, job.s.dim, width, x.v, [&](const auto& values) {
+                integer_add_rows<V>(x.p + h * group * V::weight_bytes(width), group, i, values,
+                                    x.part + h * group * width, width);
+            });
+    for (int64_t r = 0; r < job.rows; ++r) integer_in_order<V>(x.part + r * width, width, out + 2 + r * stride);
 }
 
 template <SumOrder O, typename Fn>
@@ -169,7 +174,10 @@ void with_codec(Codec codec, Fn&& fn) {  // decode is limited by memory, so it d
         case Codec::BF16:
             return fn(Arithmetic<Codec::BF16, O, Engine::Vector>());
         case Codec::Int8:
-            return fn(Int8Arithmetic());
+            return fn(Integers<false>());
+        case Codec::Int4:
+        case Codec::Int6:
+            return fn(Integers<true>());
     }
 }
 
@@ -198,7 +206,7 @@ int64_t decode(const AttentionArgs& a, const WorkItem& item, float* partials, ui
     with_codec<O>(a.store.v.codec, [&](auto v) { value_phase<decltype(v)>(job, partials + item.partial); });
     for (int64_t h = 0; h < item.heads && item.whole; ++h)
         merge(a, &item, {0, 1, item.seq, int32_t(item.head + h)}, partials);
-    return job.visible_slots() * item.heads * a.store.slot_bytes();
+    return job.bytes_read();
 }
 
 template int64_t decode<SumOrder::Pairs>(const AttentionArgs&, const WorkItem&, float*, uint8_t*);

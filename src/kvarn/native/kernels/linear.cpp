@@ -1,4 +1,6 @@
 // Compiled once per instruction set; see linear.hpp.
+#include <new>
+
 #include "amx_linear.hpp"
 #include "blocks.hpp"
 
@@ -10,7 +12,7 @@ namespace {
 template <Kind K, int R>
 void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index,
           bool from_memory, PrefetchQueue& queue) {
-    constexpr int kStep = kWide ? R : (R < 4 ? R : 4);  // 8 code vectors and the accumulators stay in registers
+    constexpr int kStep = kWide || R < 4 ? R : 4;  // 8 code vectors and the accumulators stay in registers
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
     const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
     const Bytes table = broadcast_16(w.table);
@@ -26,7 +28,7 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
                     for (int64_t line = 0; line < share; line += 64)
                         prefetch_l2(scales + b * share + kPrefetchDistance + line);
                 if constexpr (kWide && R == 16) prefetch_next(queue);
-                Bytes v[8];
+                Bytes v[vectors(K)];
                 unpack<K>(p + row * 4, table, v);
                 const Scales<K> s(scales, b, row);
                 const int8_t* xb = xs + b * stride;
@@ -42,25 +44,108 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
     }
 }
 
+// -- few registers: codes and scales are unpacked once for many rows, into memory that stays in L1
+
+template <Kind K>
+struct Ready {  // one block of kFloatLanes rows of weights
+    Bytes w[vectors(K)];
+    Scales<K> s;
+
+    Ready(const uint8_t* codes, Bytes table, const uint8_t* scales, int64_t b, int row) : s(scales, b, row) {
+        unpack<K>(codes + row * 4, table, w);
+    }
+};
+
+constexpr int kSlices = int(kGroup) / kFloatLanes;
+constexpr int64_t kReadyBlocks = 16, kReadyRows = 128;
+
+struct Blocks {
+    int64_t begin, end;
+};
+
+template <Kind K>
+void make_ready(const PackedMatrix& w, int64_t group, Blocks blocks, bool from_memory, Ready<K>* out) {
+    const Bytes table = broadcast_16(w.table);
+    const int64_t share = w.group_bytes / w.blocks;
+    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+        for (int64_t line = 0; from_memory && line < share; line += 64)
+            prefetch_l2(w.scales(group) + b * share + kPrefetchDistance + line);
+        for (int row = 0; row < int(kGroup); row += kFloatLanes)
+            new (out++) Ready<K>(w.codes(group) + b * code_bytes(K), table, w.scales(group), b, row);
+    }
+}
+
+// Adds some blocks to the sums of R rows.
+template <Kind K, int R>
+inline void ready_rows(const Ready<K>* ready, const Activations& x, Blocks blocks, int64_t row,
+                       Floats (*sums)[kSlices]) {
+    const int64_t at = row / kTile * x.blocks * x.height + row % kTile;
+    const int8_t* xs = x.codes + (at + blocks.begin * x.height) * kBlock;
+    const BlockMeta* meta = x.meta + at + blocks.begin * x.height;
+    Floats acc[R][kSlices];
+    memcpy(acc, sums, sizeof acc);
+    for (int64_t b = blocks.begin; b < blocks.end; ++b, xs += x.height * kBlock, meta += x.height, ready += kSlices) {
+        Sums<K, R, kSlices> block;
+        block.compute({ready[0].w, ready[1].w}, xs);
+        block.apply(acc, {&ready[0].s, &ready[1].s}, meta);
+    }
+    memcpy(sums, acc, sizeof acc);
+}
+
+// Rows [begin, end) of x, at most kReadyRows, with one group.
+template <Kind K>
+void ready_group(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t begin,
+                 int64_t end, bool from_memory, PrefetchQueue& queue) {
+    constexpr int kRows = 2;  // with more, sums leave the registers
+    alignas(64) uint8_t memory[kReadyBlocks * kSlices * sizeof(Ready<K>)];
+    auto* ready = reinterpret_cast<Ready<K>*>(memory);
+    Floats sums[kReadyRows][kSlices];
+    memset(sums, 0, sizeof sums);
+    for (Blocks blocks{0, 0}; blocks.begin < w.blocks; blocks.begin = blocks.end) {
+        blocks.end = smaller(blocks.begin + kReadyBlocks, w.blocks);
+        make_ready<K>(w, group, blocks, from_memory, ready);
+        for (int64_t row = begin; row < end; row += kRows) {
+            for (int64_t i = 0; i < kReadyBlocks * kRows; i += kTile) prefetch_next(queue);  // as often as tile() does
+            ready_rows<K, kRows>(ready, x, blocks, row, sums + (row - begin));
+        }
+    }
+    for (int64_t row = begin; row < end; ++row)
+        for (int i = 0; i < kSlices; ++i) write_row(y, row, group * kGroup + i * kFloatLanes, sums[row - begin][i]);
+}
+
+template <Kind K>
+void multiply_ready(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r,
+                    PrefetchQueue& queue) {
+    const int64_t first = r.tile_begin * kTile, end = smaller(r.tile_end * kTile, x.rows);
+    for (int64_t group = r.group_begin; group < r.group_end; ++group)
+        for (int64_t row = first; row < end; row += kReadyRows)
+            ready_group<K>(w, x, y, group, row, smaller(row + kReadyRows, end), row == first, queue);
+}
+
 template <Kind K>
 void multiply_integers(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r,
                        PrefetchQueue& queue) {
 #if defined(KVARN_AMX)
     if (x.rows - r.tile_begin * kTile > kFewRows) return tile_integers<K>(w, x, y, r, queue);
 #endif
+    if constexpr (kReuses)
+        if (x.rows - r.tile_begin * kTile > 4) return multiply_ready<K>(w, x, y, r, queue);
+    const auto rows = [&]<int R>(int64_t group, int64_t t) { tile<K, R>(w, x, y, group, t, t == r.tile_begin, queue); };
     for (int64_t group = r.group_begin; group < r.group_end; ++group) {
         for (int64_t t = r.tile_begin; t < r.tile_end; ++t) {
             const int64_t left = smaller(x.rows - t * kTile, kTile);
-            if (left > 8)
-                tile<K, 16>(w, x, y, group, t, t == r.tile_begin, queue);
-            else if (left > 4)
-                tile<K, 8>(w, x, y, group, t, t == r.tile_begin, queue);
-            else if (left > 2)
-                tile<K, 4>(w, x, y, group, t, t == r.tile_begin, queue);
+            if constexpr (!kReuses) {
+                if (left > 4) {
+                    left > 8 ? rows.template operator()<16>(group, t) : rows.template operator()<8>(group, t);
+                    continue;
+                }
+            }
+            if (left > 2)
+                rows.template operator()<4>(group, t);
             else if (left > 1)
-                tile<K, 2>(w, x, y, group, t, t == r.tile_begin, queue);
+                rows.template operator()<2>(group, t);
             else
-                tile<K, 1>(w, x, y, group, t, t == r.tile_begin, queue);
+                rows.template operator()<1>(group, t);
         }
     }
 }

@@ -1,5 +1,8 @@
 // Prefill: attention of some query positions of a sequence, for one stored head, over all keys, chunk
 // by chunk. The tiles of a chunk are staged once for all rows.
+#include <type_traits>
+#include <utility>
+
 #include "amx_attention.hpp"
 #include "attention.hpp"
 #include "integers.hpp"
@@ -33,7 +36,8 @@ bool finite_values(const uint8_t* v, int64_t n) {  // n staged numbers
 
 // x.s[row][n * 32]: scores of some rows of q with n staged tiles.
 template <typename K>
-void score_tiles(const uint8_t* q, int64_t rows, int64_t depth, int64_t n, const Scratch& x) {
+void score_tiles(const uint8_t* q, int64_t rows, int64_t dim, int64_t n, const Scratch& x) {
+    const int64_t depth = K::depth(dim);
 #if defined(KVARN_AMX)
     if constexpr (K::amx) amx_scores(q, depth, x.k, n, x.s);
 #endif
@@ -46,13 +50,13 @@ template <typename V>
 int64_t soften_whole(const Scratch& x, int64_t rows, int64_t n, Totals& out) {
     int64_t r = 0;
     for (constexpr int R = V::amx ? 4 : 3; r + R <= rows; r += R)
-        softmax_whole<V, R>(x.s + r * kChunk, n, x.p + r * V::weight_bytes, out.m + r, out.l + r);
+        softmax_whole<V, R>(x.s + r * kChunk, n, x.p + r * V::weight_bytes(0), out.m + r, out.l + r);
     return r;
 }
 
 template <typename V>
-MaxSum soften(const Scratch& x, int64_t r, const uint32_t* seen, int64_t n) {
-    return softmax<V>(x.s + r * kChunk, seen, n, x.p + r * V::weight_bytes);
+MaxSum soften(const Scratch& x, int64_t r, const uint32_t* seen, int64_t n, int64_t width) {
+    return softmax<V>(x.s + r * kChunk, seen, n, x.p + r * V::weight_bytes(width));
 }
 
 // out[row][width]: outputs of some rows of p with n staged tiles.
@@ -64,45 +68,90 @@ void output_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t w
     value_rows<V>(p, rows, tiles, width, n, out);
 }
 
-// -- the same for int8 cells
+// -- the same for cells of integers
 
-void stage_int8_tile_keys(const StoreView& s, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
-    const int64_t depth = Int8Arithmetic::depth(s.dim);
-    stage_int8_keys(s.k, t.k, depth, x.k + index * kSlots * depth);
-    stage_scales(t.k.scale, s.k.scale_strides.slot, seen, x.k_scale + index * kSlots);
+template <int kOffset>
+I as_signed(I u) {  // with kKeyBias
+    return add_bytes(words_left<1>(u), kKeyBias - kOffset);
 }
 
-void stage_int8_tile_values(const StoreView& s, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
-    const int64_t depth = Int8Arithmetic::depth(s.dim);
-    stage_int8_values(s.v, t.v, depth, x.v + index * kSlots * depth);
-    stage_scales(t.v.scale, s.v.scale_strides.slot, seen, x.v_scale + index * kSlots);
+template <typename K>
+void stage_integer_keys(const StoreView& s, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
+    const int64_t depth = K::depth(s.dim), spans = K::spans(depth);
+    stage_factors(t.k, seen, spans, kSlots, x.k_scale + index * spans * kSlots);
+    uint8_t* out = x.k + index * kSlots * depth;
+    with_keys(t.k, s.dim, reinterpret_cast<uint8_t*>(x.rows), [&](const auto& keys) {
+        using Reader = std::remove_cvref_t<decltype(keys)>;
+        for (int64_t g = 0; g < depth / kRotated; ++g)
+            each_word([&]<int W>() {
+                for (int h = 0; h < 2; ++h) {
+                    I low, high;
+                    keys.template read<W>(g, h, low, high);
+                    if constexpr (Reader::offset != 0)
+                        low = as_signed<Reader::offset>(low), high = as_signed<Reader::offset>(high);
+                    uint8_t* to = out + (g * kRotated + Reader::first * W) * kSlots + 64 * h;
+                    store_words(to, low), store_words(to + Reader::second * kSlots, high);
+                }
+            });
+    });
 }
 
-void score_int8_tiles(const uint8_t* q, int64_t rows, int64_t depth, int64_t n, const Scratch& x) {
+struct StagedKeys {
+    static constexpr int offset = 0, first = 8, second = 4;
+    const uint8_t* at;
+
+    template <int W>
+    void read(int64_t g, int half, I& low, I& high) const {
+        const uint8_t* from = at + (g * kRotated + first * W) * kSlots + 64 * half;
+        low = load_words(from), high = load_words(from + second * kSlots);
+    }
+};
+
+template <typename V>
+void stage_integer_values(const StoreView& s, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
+    const int64_t width = V::depth(s.dim);
+    stage_factors(t.v, seen, V::spans(width), kChunk, x.v_scale + index * kSlots);
+    uint8_t* out = x.v + index * kSlots * width;
+    with_values_of<V, false>(t.v, s.dim, width, reinterpret_cast<uint8_t*>(x.rows), [&](const auto& values) {
+        constexpr int N = std::remove_cvref_t<decltype(values)>::N;
+        for (int64_t quad = 0; quad < kSlots / 4; ++quad)
+            for (int64_t d = 0; d < width; d += N * kLanes) {
+                I v[N];
+                values.read(d, quad, v);
+                for (int i = 0; i < N; ++i) store_words(out + (quad * width + d + i * kLanes) * 4, v[i]);
+            }
+    });
+}
+
+template <typename K>
+void score_integer_tiles(const uint8_t* q, int64_t rows, int64_t dim, int64_t n, const Scratch& x) {
+    constexpr int kMost = K::blocks ? (kIntScoreRows + 1) / 2 : kIntScoreRows;  // sums of blocks need registers, too
+    const int64_t depth = K::depth(dim), spans = K::spans(depth);
     for (int64_t i = 0; i < n; ++i)
-        int8_score_rows<kIntScoreRows>(q, rows, depth, x.k + i * kSlots * depth, 4 * kSlots, x.k_scale + i * kSlots,
-                                       x.s + i * kSlots);
+        integer_score_rows<K, kMost>(q, rows, dim, StagedKeys{x.k + i * kSlots * depth}, x.k_scale + i * spans * kSlots,
+                                     x.s + i * kSlots);
 }
 
-bool finite_int8_values(const uint8_t*, int64_t) { return true; }  // a scale that is not finite is the row's own
+bool finite_integers(const uint8_t*, int64_t) { return true; }  // a factor that is not finite is the row's own
 
-int64_t soften_whole_int8(const Scratch& x, int64_t rows, int64_t n, Totals& out) {
-    int64_t r = 0;
-    for (constexpr int R = 3; r + R <= rows; r += R)
-        int8_softmax_whole<R>(x.s + r * kChunk, n, x.v_scale, x.p + r * Int8Arithmetic::weight_bytes, out.m + r,
-                              out.l + r);
-    return r;
+int64_t soften_none(const Scratch&, int64_t, int64_t, Totals&) { return 0; }
+
+template <typename V>
+MaxSum soften_integers(const Scratch& x, int64_t r, const uint32_t* seen, int64_t n, int64_t width) {
+    return integer_softmax(x.s + r * kChunk, seen, n, x.v_scale, V::spans(width), x.p + r * V::weight_bytes(width));
 }
 
-MaxSum soften_int8(const Scratch& x, int64_t r, const uint32_t* seen, int64_t n) {
-    return int8_softmax(x.s + r * kChunk, seen, n, x.v_scale, x.p + r * Int8Arithmetic::weight_bytes);
-}
-
-void output_int8_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
+template <typename V>
+void output_integers(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t width, int64_t n, float* out) {
     memset(out, 0, size_t(rows * width) * 4);
-    for (int64_t i = 0; i < n; ++i)
-        int8_add_rows(p, rows, i, StagedQuads{tiles + i * kSlots * width, width}, out, width);
-    for (int64_t r = 0; r < rows; ++r) int8_in_order(out + r * width, width, out + r * width);
+    for (int64_t i = 0; i < n; ++i) {
+        const uint8_t* tile = tiles + i * kSlots * width;
+        if (in_wide_order<V>(width))
+            integer_add_rows<V>(p, rows, i, StagedQuads<kWide>{tile, width}, out, width);
+        else
+            integer_add_rows<V>(p, rows, i, StagedQuads<2>{tile, width}, out, width);
+    }
+    for (int64_t r = 0; r < rows; ++r) integer_in_order<V>(out + r * width, width, out + r * width);
 }
 
 // -- the kernels of each codec
@@ -110,45 +159,44 @@ void output_int8_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int6
 struct Keys {  // of K
     bool amx;
     int64_t rows_at_once;
-    int64_t (*depth)(int64_t dim);
     int64_t (*query_bytes)(int64_t dim);
     void (*query)(const float* q, int64_t dim, float scale, uint8_t* out);
     void (*stage)(const StoreView&, const Tile&, uint32_t seen, int64_t index, const Scratch&);
-    void (*score)(const uint8_t* q, int64_t rows, int64_t depth, int64_t n, const Scratch&);
+    void (*score)(const uint8_t* q, int64_t rows, int64_t dim, int64_t n, const Scratch&);
 };
 
 struct Values {  // of V
     bool amx;
-    int64_t weight_bytes, rows_at_once;
+    int64_t rows_at_once;
+    int64_t (*weight_bytes)(int64_t width);
     void (*stage)(const StoreView&, const Tile&, uint32_t seen, int64_t index, const Scratch&);
     bool (*finite)(const uint8_t* v, int64_t n);
     int64_t (*soften_whole)(const Scratch&, int64_t rows, int64_t n, Totals& out);
-    MaxSum (*soften)(const Scratch&, int64_t row, const uint32_t* seen, int64_t n);
+    MaxSum (*soften)(const Scratch&, int64_t row, const uint32_t* seen, int64_t n, int64_t width);
     void (*output)(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t width, int64_t n, float* out);
 };
 
 template <typename K>
-constexpr Keys kKeys{K::amx, K::rows_at_once, K::depth, K::query_bytes, stage_query<K>, stage_keys<K>, score_tiles<K>};
-template <>
-constexpr Keys kKeys<Int8Arithmetic>{false,
-                                     Int8Arithmetic::rows_at_once,
-                                     Int8Arithmetic::depth,
-                                     Int8Arithmetic::query_bytes,
-                                     stage_int8_query,
-                                     stage_int8_tile_keys,
-                                     score_int8_tiles};
+constexpr Keys kKeys{K::amx, K::rows_at_once, K::query_bytes, stage_query<K>, stage_keys<K>, score_tiles<K>};
+template <bool B>
+constexpr Keys kKeys<Integers<B>>{false,
+                                  Integers<B>::rows_at_once,
+                                  Integers<B>::query_bytes,
+                                  stage_integer_query<Integers<B>>,
+                                  stage_integer_keys<Integers<B>>,
+                                  score_integer_tiles<Integers<B>>};
 template <typename V>
-constexpr Values kValues{V::amx,           V::weight_bytes, V::rows_at_once, stage_values<V>,
+constexpr Values kValues{V::amx,           V::rows_at_once, V::weight_bytes, stage_values<V>,
                          finite_values<V>, soften_whole<V>, soften<V>,       output_rows<V>};
-template <>
-constexpr Values kValues<Int8Arithmetic>{false,
-                                         Int8Arithmetic::weight_bytes,
-                                         Int8Arithmetic::rows_at_once,
-                                         stage_int8_tile_values,
-                                         finite_int8_values,
-                                         soften_whole_int8,
-                                         soften_int8,
-                                         output_int8_rows};
+template <bool B>
+constexpr Values kValues<Integers<B>>{false,
+                                      Integers<B>::rows_at_once,
+                                      Integers<B>::weight_bytes,
+                                      stage_integer_values<Integers<B>>,
+                                      finite_integers,
+                                      soften_none,
+                                      soften_integers<Integers<B>>,
+                                      output_integers<Integers<B>>};
 
 #if defined(KVARN_AMX)
 constexpr Engine kEngine = Engine::Amx;
@@ -157,12 +205,19 @@ constexpr Engine kEngine = Engine::Vector;
 #endif
 
 template <SumOrder O>
-constexpr Keys kKeysOf[] = {kKeys<Arithmetic<Codec::F32, O, kEngine>>, kKeys<Arithmetic<Codec::F16, O, kEngine>>,
-                            kKeys<Arithmetic<Codec::BF16, O, kEngine>>, kKeys<Int8Arithmetic>};
+constexpr Keys kKeysOf[] = {kKeys<Arithmetic<Codec::F32, O, kEngine>>,
+                            kKeys<Arithmetic<Codec::F16, O, kEngine>>,
+                            kKeys<Arithmetic<Codec::BF16, O, kEngine>>,
+                            kKeys<Integers<false>>,
+                            kKeys<Integers<true>>,
+                            kKeys<Integers<true>>};
 template <SumOrder O>
 constexpr Values kValuesOf[] = {kValues<Arithmetic<Codec::F32, O, kEngine>>,
                                 kValues<Arithmetic<Codec::F16, O, kEngine>>,
-                                kValues<Arithmetic<Codec::BF16, O, kEngine>>, kValues<Int8Arithmetic>};
+                                kValues<Arithmetic<Codec::BF16, O, kEngine>>,
+                                kValues<Integers<false>>,
+                                kValues<Integers<true>>,
+                                kValues<Integers<true>>};
 
 struct Chunk {  // the tiles of 256 keys that some row sees
     Tile tiles[kChunk / kSlots];
@@ -183,12 +238,11 @@ class Prefill {
           values(v),
           x(carve<Carver>(memory, args.store.dim)),
           group(a.spec.n_heads / a.store.n_heads),
-          depth(keys.depth(a.store.dim)),
           width(a.store.width()),
           rows((item.end - item.begin) * group),
           first(a.table.kv_len[item.seq] - (a.table.q_start[item.seq + 1] - a.table.q_start[item.seq])),
           row0(a.table.q_start[item.seq] + item.begin - first),
-          walk(a, item.seq),
+          walk(a, item.seq, OwnTile::of_step(a, item.seq, item.begin, first)),
           total(rows) {}
 
     int64_t run() {
@@ -201,10 +255,26 @@ class Prefill {
         for (int64_t i = 0; i < rows; ++i)
             finish_row(a.store, total.l[i], x.o + i * width,
                        a.out + (row0 + i / group) * a.out_stride + (item.head * group + i % group) * dim);
-        return read * a.store.slot_bytes();
+        return bytes_read();
     }
 
   private:
+    // Where a codec has a tail, tiles before the last are read as cells, and those of the queries as int8
+    // rows. The first item counts them.
+    int64_t bytes_read() const {
+        int64_t bytes = 0;
+        const int64_t end = a.table.kv_len[item.seq], dim = a.store.dim;
+        const Seen seen = a.spec.seen(first, end - 1);
+        for (const auto& [cells, rows] : {std::pair{&a.store.k, &a.fresh.k}, std::pair{&a.store.v, &a.fresh.v}}) {
+            if (!has_tail(cells->codec))
+                bytes += read * cells->row_bytes(dim);
+            else if (item.begin == first)
+                bytes += seen.before((end - 1) / kSlots * kSlots) * cells->row_bytes(dim) +
+                         (seen.before(end) - seen.before(first / kSlots * kSlots)) * rows->row_bytes(dim);
+        }
+        return bytes;
+    }
+
     int64_t pos_of(int64_t row) const { return item.begin + row / group; }  // row i: position i / group, head i % group
 
     Chunk find_tiles(int64_t begin) {
@@ -244,20 +314,20 @@ class Prefill {
         int64_t n = c.n;
         while (c.ragged && n > 0 && !a.spec.visible32(pos_of(from), pos_of(from + some - 1), c.tiles[n - 1].pos)) --n;
         if (!n) return;
-        keys.score(x.q + from * keys.query_bytes(a.store.dim), some, depth, n, x);
+        keys.score(x.q + from * keys.query_bytes(a.store.dim), some, a.store.dim, n, x);
         Totals fresh(some);
         uint32_t seen[kChunk / kSlots];
         for (int64_t r = c.whole ? values.soften_whole(x, some, n, fresh) : 0; r < some; ++r) {
             for (int64_t i = 0; i < n; ++i)
                 seen[i] = c.ragged ? a.spec.visible32(pos_of(from + r), c.tiles[i].pos) : c.all[i];
-            const MaxSum one = values.soften(x, r, seen, n);
+            const MaxSum one = values.soften(x, r, seen, n, width);
             fresh.m[r] = one.m, fresh.l[r] = one.l;
         }
         if (!c.row_by_row) values.output(x.p, some, x.v, width, n, x.part);
         for (int64_t r = 0; c.row_by_row && r < some; ++r) {
             for (int64_t i = 0; i < n; ++i)  // 0 * NaN is NaN
                 values.stage(a.store, c.tiles[i], a.spec.visible32(pos_of(from + r), c.tiles[i].pos), i, x);
-            values.output(x.p + r * values.weight_bytes, 1, x.v, width, n, x.part + r * width);
+            values.output(x.p + r * values.weight_bytes(width), 1, x.v, width, n, x.part + r * width);
         }
         absorb(total.m + from, total.l + from, x.o + from * width, fresh, x.part, width, some, width);
     }
@@ -267,7 +337,7 @@ class Prefill {
     const Keys& keys;
     const Values& values;
     const Scratch x;
-    const int64_t group, depth, width, rows;
+    const int64_t group, width, rows;
     const int64_t first, row0;  // position of the sequence's first query; row of the item's first query
     Walk walk;
     Totals total;

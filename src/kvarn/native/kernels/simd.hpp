@@ -13,10 +13,21 @@
 //   largest_bits                  largest magnitude as bits, which order like numbers; NaN is largest
 //   store_i8 store_u8             saturate; store_i8 returns the sum
 //   butterfly<h>                  lanes i and i + h become their sum and their difference
-//   set_word load_words store_words         words of four bytes; key_words loads keys for add_keys
-//   first_key_sum add_keys        sums of four products of int8 per lane, from first_key_sum on
-//   add_values                    the same of unsigned and signed bytes
-//   quads low_dims high_dims      bytes of four rows as a word per column; back to the order of columns
+//   floor                         lane by lane
+//   set_word load_words store_words         words of four bytes
+//   and_words or_words words_left words_right rotate_halves     bits of words
+//   add_bytes                     the same number to every byte, modulo 256
+//   first_key_sum add_keys        sums of four products of bytes per lane, from first_key_sum on. Keys
+//                                 are signed bytes plus kKeyBias
+//   add_small_keys twice_less     the same of unsigned keys that are at most 63; 2x - y
+//   add_values add_small_values   the same of unsigned and signed bytes; small: at most 63
+//   quads16                       16 bytes of four rows as a word per column; quads8: 8 bytes, twice
+//   quads32                       32 bytes of four rows, in two registers (AVX-512 only)
+//   wide_quads in_dim_order       the same for kWide * 16 bytes, in an order of its own; puts it right
+//   Eight largest_lanes           maxima of bits, of 32 lanes down to 8
+//   weight_steps                  steps of weights, from eight such maxima
+//   load_codes                    a word of N bytes for each lane
+//   code_factors                  scale codes of int4 and int6 (docs/codecs.md), halved
 #pragma once
 
 #include <cstdint>
@@ -55,9 +66,7 @@ static inline T larger(T a, T b) {
 
 static inline float widen_bf16(uint16_t x) { return bits_of<float>(uint32_t(x) << 16); }
 
-// `quads` puts dim d of 32 into word quad_place(d): fours of dims 0, 16, 4, 20, 8, 24, 12, 28, as
-// unpacking bytes in 128-bit lanes gives them.
-static constexpr int quad_place(int d) { return (d < 16 ? d / 4 * 2 : (d - 16) / 4 * 2 + 1) * 4 + d % 4; }
+constexpr float kLeastWeight = 0x1p-118f;  // a tile whose weights are all smaller adds nothing
 
 #if defined(__AVX2__)
 // 32 bytes of four rows: out[j] has dims 4j to 4j + 3 and 16 + 4j to 16 + 4j + 3, a word per dim.
@@ -101,6 +110,38 @@ static inline uint32_t largest_bits(F x, F y) {
     __m128i q = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
     q = _mm_max_epu32(q, _mm_unpackhi_epi64(q, q));
     return uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(q, _mm_shuffle_epi32(q, 1))));
+}
+static inline I quads16(const uint8_t* rows, int64_t stride) {
+    __m128i x[4];
+    for (int i = 0; i < 4; ++i) x[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride));
+    return quads_of(x);
+}
+static inline I quads8(const uint8_t* rows, int64_t stride) {
+    __m128i x[4];
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows + i * stride));
+        x[i] = _mm_unpacklo_epi64(x[i], x[i]);
+    }
+    return quads_of(x);
+}
+using Eight = __m256i;
+static inline Eight no_lanes() { return _mm256_setzero_si256(); }
+// For tile t of eight: step[t] = max / 255, inverse[t] = 255 / max. A step that is 0 or NaN makes the
+// tile's codes irrelevant.
+static inline void weight_steps(const Eight (&top)[8], float* step, float* inverse) {
+    __m256i x[4];
+    for (int i = 0; i < 4; ++i)
+        x[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(top[2 * i], top[2 * i + 1]),
+                                _mm256_unpackhi_epi32(top[2 * i], top[2 * i + 1]));
+    for (int i = 0; i < 2; ++i)
+        x[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(x[2 * i], x[2 * i + 1]),
+                                _mm256_unpackhi_epi64(x[2 * i], x[2 * i + 1]));
+    const __m256 most = _mm256_castsi256_ps(
+        _mm256_max_epu32(_mm256_permute2x128_si256(x[0], x[1], 0x20), _mm256_permute2x128_si256(x[0], x[1], 0x31)));
+    const __m256 all = _mm256_set1_ps(255.0f);
+    const __m256 small = _mm256_cmp_ps(most, _mm256_set1_ps(kLeastWeight), _CMP_LT_OQ);
+    _mm256_storeu_ps(step, _mm256_andnot_ps(small, _mm256_div_ps(most, all)));
+    _mm256_storeu_ps(inverse, _mm256_div_ps(all, most));
 }
 static inline int32_t store_i8(int8_t* p, I x) {
     const __m128i bytes = narrow_i8(x);

@@ -115,7 +115,7 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 2;
+constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 2, kSmallValueRows = 3;
 
 static inline I zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline I set_word(const void* p) {
@@ -128,12 +128,62 @@ static inline void store_words(void* p, I x) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);
     _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.b);
 }
+static inline F floor(F x) { return {_mm256_floor_ps(x.a), _mm256_floor_ps(x.b)}; }
+static inline I and_words(I x, uint32_t mask) {
+    const __m256i m = _mm256_set1_epi32(int(mask));
+    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+static inline I or_words(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+template <int N>
+static inline I words_left(I x) {
+    return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
+}
+template <int N>
+static inline I words_right(I x) {
+    return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)};
+}
+template <int N>
+static inline __m256i rotate_half(__m256i x) {
+    return _mm256_or_si256(_mm256_slli_epi32(x, N), _mm256_srli_epi32(x, 32 - N));
+}
+template <int A, int B>
+static inline I rotate_halves(I x) {
+    return {rotate_half<A>(x.a), rotate_half<B>(x.b)};
+}
+static inline I add_bytes(I x, int n) {
+    const __m256i y = _mm256_set1_epi8(char(n));
+    return {_mm256_add_epi8(x.a, y), _mm256_add_epi8(x.b, y)};
+}
+static inline I twice_less(I x, int32_t less) {
+    const __m256i y = _mm256_set1_epi32(less);
+    return {_mm256_sub_epi32(_mm256_slli_epi32(x.a, 1), y), _mm256_sub_epi32(_mm256_slli_epi32(x.b, 1), y)};
+}
+#if defined(__AVXVNNI__)
+// vpdpbusd wants one unsigned operand, as in simd_avx512.hpp.
+constexpr int kKeyBias = 128;
+static inline I first_key_sum(int32_t query_sum) {
+    return {_mm256_set1_epi32(-kKeyBias * query_sum), _mm256_set1_epi32(-kKeyBias * query_sum)};
+}
+static inline I add_values(I sum, I p, I v) {
+    return {_mm256_dpbusd_avx_epi32(sum.a, p.a, v.a), _mm256_dpbusd_avx_epi32(sum.b, p.b, v.b)};
+}
+static inline I add_small_values(I sum, I p, I v) { return add_values(sum, p, v); }
+static inline I add_keys(I sum, I k, I q) { return add_values(sum, k, q); }
+static inline I add_small_keys(I sum, I k, I q, I k2, I q2) { return add_values(add_values(sum, k, q), k2, q2); }
+#else
+constexpr int kKeyBias = 0;
 static inline I first_key_sum(int32_t) { return zero_words(); }
-static inline I key_words(const void* p) { return load_words(p); }
 // |k| times q with the sign of k: two products of at most 127 * 127 fit 16 bits.
 static inline __m256i add_keys_half(__m256i sum, __m256i k, __m256i q) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline __m256i add_small_keys_half(__m256i sum, __m256i k, __m256i q, __m256i k2, __m256i q2) {
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(k, q), _mm256_maddubs_epi16(k2, q2));  // 4 * 63 * 127
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
+    return {add_small_keys_half(sum.a, k.a, q.a, k2.a, q2.a), add_small_keys_half(sum.b, k.b, q.b, k2.b, q2.b)};
 }
 static inline I add_keys(I sum, I k, I q) { return {add_keys_half(sum.a, k.a, q.a), add_keys_half(sum.b, k.b, q.b)}; }
 // 255 * 127 twice does not fit 16 bits, so bytes are widened: even ones and odd ones.
@@ -145,17 +195,52 @@ static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {
 static inline I add_values(I sum, I p, I v) {
     return {add_values_half(sum.a, p.a, v.a), add_values_half(sum.b, p.b, v.b)};
 }
-static inline void quads(const uint8_t* rows, int64_t stride, I& a, I& b) {
+static inline __m256i add_small_half(__m256i sum, __m256i p, __m256i v) {  // 255 * 63 twice fits 16 bits
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v), _mm256_set1_epi16(1)));
+}
+static inline I add_small_values(I sum, I p, I v) {
+    return {add_small_half(sum.a, p.a, v.a), add_small_half(sum.b, p.b, v.b)};
+}
+#endif
+constexpr int kWide = 2;  // registers of 16 dims that wide_quads gives
+static inline void wide_quads(const uint8_t* rows, int64_t stride, I (&out)[kWide]) {
     __m256i x[4];
     interleave(rows, stride, x);
-    a = {x[0], x[1]}, b = {x[2], x[3]};
+    out[0] = {x[0], x[1]}, out[1] = {x[2], x[3]};
 }
-static inline F low_dims(F a, F b) {
-    return {_mm256_permute2f128_ps(a.a, a.b, 0x20), _mm256_permute2f128_ps(b.a, b.b, 0x20)};
+static inline void in_dim_order(F (&x)[kWide]) {
+    const F low = {_mm256_permute2f128_ps(x[0].a, x[0].b, 0x20), _mm256_permute2f128_ps(x[1].a, x[1].b, 0x20)};
+    x[1] = {_mm256_permute2f128_ps(x[0].a, x[0].b, 0x31), _mm256_permute2f128_ps(x[1].a, x[1].b, 0x31)};
+    x[0] = low;
 }
-static inline F high_dims(F a, F b) {
-    return {_mm256_permute2f128_ps(a.a, a.b, 0x31), _mm256_permute2f128_ps(b.a, b.b, 0x31)};
+static inline I quads_of(const __m128i (&x)[4]) {
+    const __m128i a = _mm_unpacklo_epi8(x[0], x[1]), b = _mm_unpackhi_epi8(x[0], x[1]);
+    const __m128i c = _mm_unpacklo_epi8(x[2], x[3]), d = _mm_unpackhi_epi8(x[2], x[3]);
+    return {_mm256_set_m128i(_mm_unpackhi_epi16(a, c), _mm_unpacklo_epi16(a, c)),
+            _mm256_set_m128i(_mm_unpackhi_epi16(b, d), _mm_unpacklo_epi16(b, d))};
 }
+static inline __m256i largest_lanes(F x, F y) {  // of numbers that are not negative
+    const auto bits = [](__m256 a, __m256 b) {
+        return _mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+    };
+    return _mm256_max_epu32(bits(x.a, x.b), bits(y.a, y.b));
+}
+template <int N>
+static inline I load_codes(const uint8_t* p) {
+    if constexpr (N == 4) return load_words(p);
+    const auto* at = reinterpret_cast<const __m128i*>(p);
+    if constexpr (N == 2)
+        return {_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), _mm256_cvtepu16_epi32(_mm_loadu_si128(at + 1))};
+    const __m128i c = _mm_loadu_si128(at);
+    return {_mm256_cvtepu8_epi32(c), _mm256_cvtepu8_epi32(_mm_srli_si128(c, 8))};
+}
+static inline __m256 code_factors_half(__m256i c) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(c, _mm256_set1_epi32(872)), 20);
+    const __m256i some = _mm256_andnot_si256(_mm256_cmpeq_epi32(c, _mm256_setzero_si256()), bits);
+    const __m256i nan = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(255));
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(some, _mm256_set1_epi32(0x7fc00000), nan));
+}
+static inline F code_factors(I codes) { return {code_factors_half(codes.a), code_factors_half(codes.b)}; }
 static inline void store_u8(uint8_t* p, I x) {
     const __m256i w = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xd8);
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));

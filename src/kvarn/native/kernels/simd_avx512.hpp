@@ -96,7 +96,7 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 2, kIntScoreRows = 10, kIntValueRows = 6;
+constexpr int kIntHalves = 2, kIntScoreRows = 10, kIntValueRows = 6, kSmallValueRows = 6;
 
 static inline I zero_words() { return {_mm512_setzero_si512()}; }
 static inline I set_word(const void* p) {
@@ -106,21 +106,95 @@ static inline I set_word(const void* p) {
 }
 static inline I load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
 static inline void store_words(void* p, I x) { _mm512_storeu_si512(p, x.v); }
+static inline F floor(F x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+static inline I and_words(I x, uint32_t mask) { return {_mm512_and_si512(x.v, _mm512_set1_epi32(int(mask)))}; }
+static inline I and_xor_words(I x, uint32_t mask, uint32_t flipped) {
+    return {_mm512_ternarylogic_epi32(x.v, _mm512_set1_epi32(int(mask)), _mm512_set1_epi32(int(flipped)), 0x6a)};
+}
+static inline I or_words(I x, I y) { return {_mm512_or_si512(x.v, y.v)}; }
+template <int N>
+static inline I words_left(I x) {
+    return {_mm512_slli_epi32(x.v, N)};
+}
+template <int N>
+static inline I words_right(I x) {
+    return {_mm512_srli_epi32(x.v, N)};
+}
+template <int A, int B>
+static inline I rotate_halves(I x) {
+    return {_mm512_rolv_epi32(x.v, _mm512_setr_epi32(A, A, A, A, A, A, A, A, B, B, B, B, B, B, B, B))};
+}
+static inline I add_bytes(I x, int n) { return {_mm512_add_epi8(x.v, _mm512_set1_epi8(char(n)))}; }
 // vpdpbusd wants one unsigned operand: k + 128. The first sum takes 128 times the query's codes away.
-static inline I first_key_sum(int32_t query_sum) { return {_mm512_set1_epi32(-128 * query_sum)}; }
-static inline I key_words(const void* p) {
-    return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0x80808080u)))};
+constexpr int kKeyBias = 128;
+static inline I first_key_sum(int32_t query_sum) { return {_mm512_set1_epi32(-kKeyBias * query_sum)}; }
+// Keys that are at most 63 need no bias.
+static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
+    return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum.v, k.v, q.v), k2.v, q2.v)};
+}
+static inline I twice_less(I x, int32_t less) {
+    return {_mm512_sub_epi32(_mm512_slli_epi32(x.v, 1), _mm512_set1_epi32(less))};
 }
 static inline I add_keys(I sum, I k, I q) { return {_mm512_dpbusd_epi32(sum.v, k.v, q.v)}; }
 static inline I add_values(I sum, I p, I v) { return {_mm512_dpbusd_epi32(sum.v, p.v, v.v)}; }
-static inline void quads(const uint8_t* rows, int64_t stride, I& a, I& b) {
-    __m256i x[4];
-    interleave(rows, stride, x);
-    a.v = _mm512_inserti64x4(_mm512_castsi256_si512(x[0]), x[1], 1);
-    b.v = _mm512_inserti64x4(_mm512_castsi256_si512(x[2]), x[3], 1);
+static inline I add_small_values(I sum, I p, I v) { return add_values(sum, p, v); }
+constexpr int kWide = 4;  // registers of 16 dims that wide_quads gives
+// out[j] has dims 4j to 4j + 3 of each 16 dims.
+static inline void wide_quads(const uint8_t* rows, int64_t stride, I (&out)[kWide]) {
+    __m512i x[4];
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_loadu_si512(rows + i * stride);
+    const __m512i a = _mm512_unpacklo_epi8(x[0], x[1]), b = _mm512_unpackhi_epi8(x[0], x[1]);
+    const __m512i c = _mm512_unpacklo_epi8(x[2], x[3]), d = _mm512_unpackhi_epi8(x[2], x[3]);
+    out[0].v = _mm512_unpacklo_epi16(a, c), out[1].v = _mm512_unpackhi_epi16(a, c);
+    out[2].v = _mm512_unpacklo_epi16(b, d), out[3].v = _mm512_unpackhi_epi16(b, d);
 }
-static inline F low_dims(F a, F b) { return {_mm512_shuffle_f32x4(a.v, b.v, 0x88)}; }
-static inline F high_dims(F a, F b) { return {_mm512_shuffle_f32x4(a.v, b.v, 0xdd)}; }
+static inline void in_dim_order(F (&x)[kWide]) {
+    const __m512 a = _mm512_shuffle_f32x4(x[0].v, x[1].v, 0x44), b = _mm512_shuffle_f32x4(x[2].v, x[3].v, 0x44);
+    const __m512 c = _mm512_shuffle_f32x4(x[0].v, x[1].v, 0xee), d = _mm512_shuffle_f32x4(x[2].v, x[3].v, 0xee);
+    x[0].v = _mm512_shuffle_f32x4(a, b, 0x88), x[1].v = _mm512_shuffle_f32x4(a, b, 0xdd);
+    x[2].v = _mm512_shuffle_f32x4(c, d, 0x88), x[3].v = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
+// Words (s, w) of four rows s, in the order of w, to words of their bytes in the order of s.
+static inline __m512i four_by_four(__m512i x) {
+    return _mm512_shuffle_epi8(
+        x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+}
+static inline void quads32(const uint8_t* rows, int64_t stride, I& first, I& second) {
+    const auto two = [&](const uint8_t* p) {
+        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + stride));
+        return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    };
+    const __m512i x = two(rows), y = two(rows + 2 * stride);
+    const __m512i words = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    const __m512i more = _mm512_add_epi32(words, _mm512_set1_epi32(4));
+    first.v = four_by_four(_mm512_permutex2var_epi32(x, words, y));
+    second.v = four_by_four(_mm512_permutex2var_epi32(x, more, y));
+}
+static inline I quads_of(const __m128i (&rows)[4]) {
+    __m512i x = _mm512_castsi128_si512(rows[0]);
+    x = _mm512_inserti32x4(x, rows[1], 1);
+    x = _mm512_inserti32x4(x, rows[2], 2);
+    x = _mm512_inserti32x4(x, rows[3], 3);
+    const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return {four_by_four(_mm512_permutexvar_epi32(words, x))};
+}
+static inline __m256i largest_lanes(F x, F y) {  // of numbers that are not negative
+    const __m512i m = _mm512_max_epu32(_mm512_castps_si512(x.v), _mm512_castps_si512(y.v));
+    return _mm256_max_epu32(_mm512_castsi512_si256(m), _mm512_extracti64x4_epi64(m, 1));
+}
+template <int N>
+static inline I load_codes(const uint8_t* p) {
+    if constexpr (N == 1) return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    if constexpr (N == 2) return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    return load_words(p);
+}
+static inline F code_factors(I codes) {
+    const __m512i c = codes.v, bits = _mm512_add_epi32(c, _mm512_set1_epi32(872));
+    const __m512i some = _mm512_maskz_slli_epi32(_mm512_test_epi32_mask(c, c), bits, 20);
+    const Mask nan = _mm512_cmpeq_epi32_mask(c, _mm512_set1_epi32(255));
+    return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(some, nan, _mm512_set1_epi32(0x7fc00000)))};
+}
 static inline void store_u8(uint8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(x.v));
 }

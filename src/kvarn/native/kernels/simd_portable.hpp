@@ -71,6 +71,13 @@ static inline void store_bf16(uint16_t* p, F x) {
     for (int i = 0; i < kLanes; ++i) p[i] = round_bf16(x.v[i]);
 }
 
+static inline F floor(F x) { KVARN_EACH(__builtin_floorf(x.v[i])); }
+static inline F code_factors(I codes) {
+    KVARN_EACH(codes.v[i] == 0     ? 0.0f
+               : codes.v[i] == 255 ? __builtin_nanf("")
+                                   : bits_of<float>((uint32_t(codes.v[i]) + 872u) << 20));
+}
+
 #undef KVARN_EACH
 
 static inline float reduce_add(F x) {
@@ -109,7 +116,7 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 1, kIntScoreRows = 1, kIntValueRows = 1;
+constexpr int kIntHalves = 1, kIntScoreRows = 1, kIntValueRows = 1, kSmallValueRows = 1;
 
 static inline I zero_words() { return {}; }
 static inline I set_word(const void* p) {
@@ -123,34 +130,89 @@ static inline I load_words(const void* p) {
     return r;
 }
 static inline void store_words(void* p, I x) { memcpy(p, x.v, sizeof x.v); }
+template <int N>
+static inline I load_codes(const uint8_t* p) {
+    I r = {};
+    for (int i = 0; i < kLanes; ++i)
+        for (int j = 0; j < N; ++j) r.v[i] |= int32_t(uint32_t(p[i * N + j]) << (8 * j));
+    return r;
+}
+#define KVARN_EACH_WORD(expression)                                          \
+    I r;                                                                     \
+    for (int i = 0; i < kLanes; ++i) r.v[i] = int32_t(uint32_t(expression)); \
+    return r
+static inline I and_words(I x, uint32_t mask) { KVARN_EACH_WORD(uint32_t(x.v[i]) & mask); }
+static inline I or_words(I x, I y) { KVARN_EACH_WORD(x.v[i] | y.v[i]); }
+template <int N>
+static inline I words_left(I x) {
+    KVARN_EACH_WORD(uint32_t(x.v[i]) << N);
+}
+template <int N>
+static inline I words_right(I x) {
+    KVARN_EACH_WORD(uint32_t(x.v[i]) >> N);
+}
+template <int A, int B>
+static inline I rotate_halves(I x) {
+    KVARN_EACH_WORD((uint32_t(x.v[i]) << (i < 8 ? A : B)) | (uint32_t(x.v[i]) >> (32 - (i < 8 ? A : B))));
+}
+#undef KVARN_EACH_WORD
+static inline I add_bytes(I x, int n) {
+    uint8_t bytes[4 * kLanes];
+    memcpy(bytes, x.v, sizeof bytes);
+    for (uint8_t& b : bytes) b = uint8_t(b + n);
+    memcpy(x.v, bytes, sizeof bytes);
+    return x;
+}
+constexpr int kKeyBias = 0;
 static inline I first_key_sum(int32_t) { return {}; }
-static inline I key_words(const void* p) { return load_words(p); }
 template <typename A>
-static inline I add_bytes(I sum, I a, I b) {  // a has bytes of type A, b signed ones
+static inline I add_products(I sum, I a, I b) {  // a has bytes of type A, b signed ones
     for (int i = 0; i < kLanes; ++i)
         for (int j = 0; j < 32; j += 8)
             sum.v[i] += int32_t(A(uint32_t(a.v[i]) >> j)) * int32_t(int8_t(uint32_t(b.v[i]) >> j));
     return sum;
 }
-static inline I add_keys(I sum, I k, I q) { return add_bytes<int8_t>(sum, k, q); }
-static inline I add_values(I sum, I p, I v) { return add_bytes<uint8_t>(sum, p, v); }
-static inline void quads(const uint8_t* rows, int64_t stride, I& a, I& b) {
-    uint8_t words[2 * kLanes][4];
-    for (int d = 0; d < 2 * kLanes; ++d)
-        for (int s = 0; s < 4; ++s) words[quad_place(d)][s] = rows[s * stride + d];
-    memcpy(a.v, words, sizeof a.v);
-    memcpy(b.v, words + kLanes, sizeof b.v);
+static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
+    return add_products<int8_t>(add_products<int8_t>(sum, k, q), k2, q2);
 }
-static inline F dims_from(F a, F b, int first) {
-    F r;
-    for (int i = 0; i < kLanes; ++i) {
-        const int at = quad_place(first + i);
-        r.v[i] = at < kLanes ? a.v[at] : b.v[at - kLanes];
-    }
+static inline I twice_less(I x, int32_t less) {
+    for (int32_t& each : x.v) each = 2 * each - less;
+    return x;
+}
+static inline I add_keys(I sum, I k, I q) { return add_products<int8_t>(sum, k, q); }
+static inline I add_values(I sum, I p, I v) { return add_products<uint8_t>(sum, p, v); }
+static inline I add_small_values(I sum, I p, I v) { return add_values(sum, p, v); }
+static inline I quads16(const uint8_t* rows, int64_t stride) {
+    uint8_t words[kLanes][4];
+    for (int d = 0; d < kLanes; ++d)
+        for (int s = 0; s < 4; ++s) words[d][s] = rows[s * stride + d];
+    I r;
+    memcpy(r.v, words, sizeof r.v);
     return r;
 }
-static inline F low_dims(F a, F b) { return dims_from(a, b, 0); }
-static inline F high_dims(F a, F b) { return dims_from(a, b, kLanes); }
+static inline I quads8(const uint8_t* rows, int64_t stride) {
+    uint8_t twice[4][16];
+    for (int s = 0; s < 4; ++s)
+        for (int i = 0; i < 16; ++i) twice[s][i] = rows[s * stride + i % 8];
+    return quads16(twice[0], 16);
+}
+constexpr int kWide = 2;  // registers of 16 dims that wide_quads gives
+static inline void wide_quads(const uint8_t* rows, int64_t stride, I (&out)[kWide]) {
+    out[0] = quads16(rows, stride), out[1] = quads16(rows + kLanes, stride);
+}
+static inline void in_dim_order(F (&)[kWide]) {}
+struct Eight {
+    uint32_t most;
+};
+static inline Eight no_lanes() { return {0}; }
+static inline Eight largest_lanes(F x, F y) { return {largest_bits(x, y)}; }
+static inline void weight_steps(const Eight (&top)[8], float* step, float* inverse) {
+    for (int t = 0; t < 8; ++t) {
+        const float most = bits_of<float>(top[t].most);
+        step[t] = most < kLeastWeight ? 0.0f : most / 255.0f;
+        inverse[t] = 255.0f / most;
+    }
+}
 static inline void store_u8(uint8_t* p, I x) {
     for (int i = 0; i < kLanes; ++i) p[i] = uint8_t(x.v[i] > 255 ? 255 : x.v[i] < 0 ? 0 : x.v[i]);
 }

@@ -219,14 +219,5 @@ void stage_values(const StoreView& s, const Tile& t, uint32_t seen, int64_t inde
     widen_rows<V>(t.v.half, s.v.strides, s.dim, seen, reinterpret_cast<float*>(out), width);
 }
 
-// The scales of a tile, 0 where a slot is not visible.
-inline void stage_scales(const float* const* half, int64_t stride, uint32_t seen, float* out) {
-    if (seen == ~0u && stride == 1) {
-        for (int h = 0; h < 2; ++h) store(out + 16 * h, load(half[h]));
-        return;
-    }
-    for (int s = 0; s < int(kSlots); ++s) out[s] = (seen >> s) & 1u ? half[s / 16][(s % 16) * stride] : 0.0f;
-}
-
 }  // namespace
 }  // namespace kvarn::KVARN_ISA

@@ -7,13 +7,14 @@ namespace kvarn::KVARN_ISA {
 namespace {
 
 struct TileCells {
+    const CellsView* view;   // the cells of the layer, or int8 rows that are not cells yet
     const uint8_t* half[2];  // the first slot of each half; null if no block holds it
-    const float* scale[2];
+    const uint8_t* scale[2];
 
-    void advance(const CellsView& cells, int64_t heads) {
+    void advance(int64_t heads) {
         for (int h = 0; h < 2; ++h) {
-            if (half[h]) half[h] += heads * cells.strides.head * cell_bytes(cells.codec);
-            if (scale[h]) scale[h] += heads * cells.scale_strides.head;
+            if (half[h]) half[h] += heads * view->strides.head * cell_bytes(view->codec);
+            if (scale[h]) scale[h] += heads * view->scale_strides.head * scale_bytes(view->codec);
         }
     }
 };
@@ -23,22 +24,42 @@ struct Tile {
     TileCells k, v;
 };
 
-inline Tile of_head(const StoreView& s, Tile t, int64_t heads) {  // the same slots of a head further on
-    t.k.advance(s.k, heads);
-    t.v.advance(s.v, heads);
+inline Tile of_head(Tile t, int64_t heads) {  // the same slots of a head further on
+    t.k.advance(heads);
+    t.v.advance(heads);
     return t;
 }
+
+// Where the tile of the queries lies as int8 rows: the tail, or the fresh rows of the step.
+struct OwnTile {
+    int64_t pos = -1;  // of its first slot; -1: it lies where all others are
+    const CellsView *k = nullptr, *v = nullptr;
+    int64_t block = 0;
+    int64_t copies = 1;  // stored heads per head of the rows
+
+    static OwnTile of_tail(const AttentionArgs& a, int64_t seq, int64_t q_pos) {
+        if (!a.store.has_tail()) return {};
+        return {q_pos / kSlots * kSlots, &a.store.k_tail, &a.store.v_tail, StoreView::tail_block(seq, q_pos), 1};
+    }
+    static OwnTile of_step(const AttentionArgs& a, int64_t seq, int64_t q_pos, int64_t first_pos) {
+        if (!a.store.has_tail()) return {};
+        const int64_t block = a.fresh.first[seq] + q_pos / kSlots - first_pos / kSlots;
+        return {q_pos / kSlots * kSlots, &a.fresh.k, &a.fresh.v, block, a.store.n_heads / a.spec.n_kv_heads};
+    }
+};
 
 struct Walk {  // finds blocks of one sequence by position
     const AttentionArgs& a;
     const int32_t *blocks, *first;
     int64_t n, at = 0;
+    OwnTile own;
 
-    Walk(const AttentionArgs& args, int64_t seq)
+    Walk(const AttentionArgs& args, int64_t seq, OwnTile own_tile)
         : a(args),
           blocks(args.table.blocks + seq * args.table.max_blocks),
           first(args.table.first + seq * args.table.max_blocks),
-          n(args.table.n_blocks[seq]) {}
+          n(args.table.n_blocks[seq]),
+          own(own_tile) {}
 
     int64_t find(int64_t pos) {  // the entry that holds pos, or -1; fast if positions ascend
         if (at >= n || first[at] > pos) at = 0;
@@ -57,18 +78,28 @@ struct Walk {  // finds blocks of one sequence by position
         const StoreView& s = a.store;
         Tile t{};
         t.pos = pos;
+        t.k.view = &s.k, t.v.view = &s.v;
         for (int h = 0; h < 2; ++h) {
             const int64_t entry = find(pos + 16 * h);
             if (entry < 0) continue;
             const int64_t block = blocks[entry], slot = pos + 16 * h - first[entry];
-            const auto place = [&](const CellsView& from, TileCells& to) {
-                to.half[h] = from.cells + s.offset(from.strides, block, slot) * cell_bytes(from.codec);
-                if (from.scales) to.scale[h] = from.scales + s.offset(from.scale_strides, block, slot);
-            };
-            place(s.k, t.k);
-            place(s.v, t.v);
+            t.k.half[h] = s.k.at(block, slot), t.k.scale[h] = s.k.scale_at(block, slot);
+            t.v.half[h] = s.v.at(block, slot), t.v.scale[h] = s.v.scale_at(block, slot);
         }
-        return of_head(s, t, head);
+        t = of_head(t, head);
+        if (pos == own.pos) {
+            if (own.k->cells) t.k = own_cells(*own.k, head);
+            if (own.v->cells) t.v = own_cells(*own.v, head);
+        }
+        return t;
+    }
+
+    TileCells own_cells(const CellsView& rows, int64_t head) const {
+        TileCells t{&rows, {}, {}};
+        for (int h = 0; h < 2; ++h)
+            t.half[h] = rows.at(own.block, 16 * h), t.scale[h] = rows.scale_at(own.block, 16 * h);
+        t.advance(head / own.copies);
+        return t;
     }
 };
 

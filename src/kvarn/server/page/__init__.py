@@ -67,11 +67,10 @@ class Page:
 
     def _past(self, caller: Caller) -> list[Lane]:
         """Requests that ended before, oldest first: the caller's own and those without a key."""
-        records = self._service.records
-        found = [(owner, each) for owner in {caller.owner, b""} for each in records.recent(owner, MOST_LANES)]
-        found.sort(key=lambda pair: pair[1]["created"])
-        newest = found[-MOST_LANES:]
-        return [earlier(each, n - len(newest), owner) for n, (owner, each) in enumerate(newest)]
+        owners, records = {caller.owner, b""}, self._service.records
+        found = [(owner, *each) for owner in owners for each in records.ended(owner, MOST_LANES)]
+        newest = sorted(found, key=lambda each: each[1])[-MOST_LANES:]
+        return [earlier(what, n - len(newest), owner, when) for n, (owner, when, what) in enumerate(newest)]
 
 
 def _facts(service: "Service") -> dict[str, Any]:

@@ -75,10 +75,10 @@ def lane_of(request: Request, owner: bytes, request_id: str, leaves: tuple[int, 
     )
 
 
-def earlier(explanation: dict[str, Any], number: int, owner: bytes) -> Lane:
+def earlier(explanation: dict[str, Any], number: int, owner: bytes, ended: float) -> Lane:
     """The lane of a kept explanation (`Records`)."""
     prompts = explanation.get("prompts", [explanation])
-    queued = float(explanation["created"])
+    queued = ended - max(each["total_ms"] or 0 for each in prompts) / 1000  # `created` has whole seconds
 
     def after(name: str) -> float | None:
         times = [each[name] for each in prompts if each[name] is not None]

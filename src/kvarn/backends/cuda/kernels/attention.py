@@ -26,10 +26,11 @@ def first_split(lowest, window, pinned, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def load_tile(cells, block, slot, wanted, head, d, dim, block_stride, slot_stride, head_stride):
-    """[TILE, BD] of K or V. Cells that no row wants are not read, because they may hold anything."""
-    at = block * block_stride + slot * slot_stride + head * head_stride
-    return tl.load(cells + at[:, None] + d[None, :], mask=wanted[:, None] & (d < dim)[None, :], other=0.0)
+def block_of(table, shift, row, key, wanted, table_width, block_size, pinned_blocks):
+    """The physical block of each key that is wanted, by the table of the sequence."""
+    logical = key // block_size
+    entry = tl.where(logical < pinned_blocks, logical, logical - shift)
+    return tl.load(table + row * table_width + entry, mask=wanted, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -40,26 +41,43 @@ def with_sign(query, scale):
 
 
 @triton.jit
-def add_tile(s, scale, v, peak, mass, acc):
-    """One tile of scores [rows, TILE], which are -inf for keys that are not seen, and values [TILE, BD]. Scores times
-    `scale`, which is above 0, are in powers of two. A score that is NaN makes the sums NaN."""
+def scored(query, keys, factor, KEYS: tl.constexpr):
+    """Scores [rows, TILE] of keys with a factor each."""
+    s = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    return s if KEYS == "plain" else s * factor[None, :]
+
+
+@triton.jit
+def add_tile(s, scale, v, factor, peak, mass, acc, VALUES: tl.constexpr):
+    """One tile of scores [rows, TILE], which are -inf for keys that are not seen, and values [TILE, BD] with a factor
+    each. Scores times `scale`, which is above 0, are in powers of two. A score that is NaN makes the sums NaN."""
     top = tl.maximum(peak, tl.max(s, 1) * scale)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(tl.fma(s, tl.broadcast_to(scale, s.shape), tl.broadcast_to(-shift[:, None], s.shape))).to(v.dtype)
+    weight = tl.exp2(tl.fma(s, tl.broadcast_to(scale, s.shape), tl.broadcast_to(-shift[:, None], s.shape)))
+    p = weight.to(v.dtype)
     old = tl.exp2(peak - shift)[:, None]
     # The sum of p by a product with ones: the order of tl.sum depends on the shape of the tile.
     ones = tl.full((s.shape[1], mass.shape[1]), 1.0, v.dtype)
     mass = tl.dot(p, ones, mass * old, input_precision="ieee")
-    acc = tl.dot(p, v, acc * old, input_precision="ieee")
+    if VALUES == "plain":
+        acc = tl.dot(p, v, acc * old, input_precision="ieee")
+    else:
+        acc = tl.dot((weight * factor[None, :]).to(v.dtype), v, acc * old, input_precision="ieee")
     return top, mass, acc
 
 
 @triton.jit
-def only_finite(s, v):
-    """Scores and values in which a key with a value that is not finite makes a row NaN only if the row sees it."""
-    finite = tl.abs(v.to(tl.float32)) < float("inf")
-    spoilt = tl.min(finite.to(tl.int32), 1) == 0
-    return tl.where(spoilt[None, :], float("nan"), s), tl.where(finite, v, 0.0)
+def only_finite(s, v, factor, VALUES: tl.constexpr):
+    """Scores, values and factors in which a key with a value that is not finite makes a row NaN only if the row sees
+    it."""
+    if VALUES != "plain":
+        finite = tl.abs(factor) < float("inf")
+        s, factor = tl.where(finite[None, :], s, float("nan")), tl.where(finite, factor, 0.0)
+    if VALUES != "int8":
+        finite = tl.abs(v.to(tl.float32)) < float("inf")
+        spoilt = tl.min(finite.to(tl.int32), 1) == 0
+        s, v = tl.where(spoilt[None, :], float("nan"), s), tl.where(finite, v, 0.0)
+    return s, v, factor
 
 
 @triton.jit

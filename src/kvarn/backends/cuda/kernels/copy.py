@@ -1,4 +1,4 @@
-"""Copies the first slots of a block to another block: one move, one layer's K or V, one head per program."""
+"""Copies the first slots of a block to another block: one move, one array of a layer, one head per program."""
 
 import triton
 import triton.language as tl
@@ -8,31 +8,23 @@ import triton.language as tl
 def copy(
     moves,
     arena,
-    offsets,
-    units,
-    k_block,
-    k_head,
-    k_slot,
-    v_block,
-    v_head,
-    v_slot,
+    parts,
+    row_block,
+    row_head,
+    row_slot,
     SLOTS: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """moves: (source, destination, slots). offsets: where K of each layer starts in the arena, then V, in units."""
+    """moves: (source, destination, slots). parts: where each array starts in the arena, and how large a row of it is,
+    in units."""
     move = moves + tl.program_id(0) * 3
     source, target, slots = tl.load(move).to(tl.int64), tl.load(move + 1).to(tl.int64), tl.load(move + 2)
-    part, head = tl.program_id(1), tl.program_id(2)
-    if part % 2 == 0:
-        block_stride, head_stride, slot_stride = k_block, k_head, k_slot
-    else:
-        block_stride, head_stride, slot_stride = v_block, v_head, v_slot
-    base = arena + tl.load(offsets + part) + head * head_stride
+    base = arena + tl.load(parts + 2 * tl.program_id(1))
+    units = tl.load(parts + 2 * tl.program_id(1) + 1)
     d = tl.arange(0, BD)[None, :]
     for start in range(0, slots, SLOTS):
         slot = (start + tl.arange(0, SLOTS))[:, None]
         inside = (slot < slots) & (d < units)
-        at = slot.to(tl.int64) * slot_stride + d
-        tl.store(
-            base + target * block_stride + at, tl.load(base + source * block_stride + at, mask=inside), mask=inside
-        )
+        row = slot.to(tl.int64) * row_slot + tl.program_id(2) * row_head
+        numbers = tl.load(base + (source * row_block + row) * units + d, mask=inside)
+        tl.store(base + (target * row_block + row) * units + d, numbers, mask=inside)

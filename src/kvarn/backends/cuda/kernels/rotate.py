@@ -34,12 +34,9 @@ def rotate(
     dim,
     half,
     block_size,
-    k_block,
-    k_head,
-    k_slot,
-    v_block,
-    v_head,
-    v_slot,
+    row_block,
+    row_head,
+    row_slot,
     q_normed,
     k_normed,
     k_centred,
@@ -55,36 +52,37 @@ def rotate(
     cell = tl.load(cells + token)
     block = (cell // block_size).to(tl.int64)
     slot = (cell % block_size).to(tl.int64)
+    row = block * row_block + slot * row_slot
     place = tl.program_id(1)
     q_places, kv_places = tl.cdiv(n_heads, HEADS), tl.cdiv(n_kv_heads, HEADS)
     if place < q_places:
         head = place * HEADS + tl.arange(0, HEADS)
         inside = (head < n_heads)[:, None] & (d < dim)[None, :]
         at = head[:, None] * dim
-        x = _turned(q + token * q_stride + at, q_norm, q_normed, cos, sin, token, d, inside, dim, half, eps)
+        x = turned(q + token * q_stride + at, q_norm, q_normed, cos, sin, token, d, inside, dim, half, eps)
         tl.store(q_out + token * n_heads * dim + at + d[None, :], x.to(q_out.dtype.element_ty), mask=inside)
     elif cell >= 0:
         place -= q_places
         head = (place % kv_places) * HEADS + tl.arange(0, HEADS)
         inside = (head < n_kv_heads)[:, None] & (d < dim)[None, :]
         if place < kv_places:
-            x = _turned(
+            x = turned(
                 k + token * k_stride + head[:, None] * dim, k_norm, k_normed, cos, sin, token, d, inside, dim, half, eps
             )
             if k_centred:
                 x -= tl.load(k_centre + head[:, None] * dim + d[None, :], mask=inside, other=0.0)
-            at = k_cells + block * k_block + slot * k_slot + d[None, :]
             for i in range(copies):
-                tl.store(at + (head * copies + i)[:, None] * k_head, x.to(k_cells.dtype.element_ty), mask=inside)
+                at = (row + (head * copies + i)[:, None] * row_head) * dim + d[None, :]
+                tl.store(k_cells + at, x.to(k_cells.dtype.element_ty), mask=inside)
         else:
             x = tl.load(v + token * v_stride + head[:, None] * dim + d[None, :], mask=inside, other=0.0)
-            at = v_cells + block * v_block + slot * v_slot + d[None, :]
             for i in range(copies):
-                tl.store(at + (head * copies + i)[:, None] * v_head, x.to(v_cells.dtype.element_ty), mask=inside)
+                at = (row + (head * copies + i)[:, None] * row_head) * dim + d[None, :]
+                tl.store(v_cells + at, x.to(v_cells.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _turned(x, weight, normed, cos, sin, token, d, inside, dim, half, eps):
+def turned(x, weight, normed, cos, sin, token, d, inside, dim, half, eps):
     """The heads at x [HEADS, 1], normalized and rotated. Numbers from 2 * half on are not rotated."""
     partner = tl.where(d < half, d + half, tl.where(d < 2 * half, d - half, d))
     a = tl.load(x + d[None, :], mask=inside, other=0.0)
