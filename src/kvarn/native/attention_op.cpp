@@ -40,14 +40,18 @@ int64_t Program::attention(Step& step, const Op& op, size_t phase, int thread) {
     AttentionArgs one = many;  // a decode item has its query in the thread's own row
     one.q = own.q.data(), one.q_stride = 0;
     const auto n_prefill = int64_t(work.prefill.size());
+    const WorkItem* last = nullptr;  // the decode item before this one
     int64_t start = now();
     const int64_t computed = each(phase, thread, [&](int64_t i) {
         if (i == 0) counted.prefill += n_prefill > 0, counted.decode += !work.decode.empty();
         if (i < n_prefill) {
             counted.read += kernels_.attention->prefill(many, work.prefill[size_t(i)], own.scratch.data());
+            last = nullptr;  // it overwrites the scratch
         } else {
             const WorkItem& item = work.decode[size_t(i - n_prefill)];
-            begin_decode(step, op, item, thread);
+            one.same_query = last && last->seq == item.seq && last->head == item.head;
+            begin_decode(step, op, item, thread, one.same_query);
+            last = &item;
             counted.read += kernels_.attention->decode(one, item, partials_.data(), own.scratch.data());
         }
         const int64_t stop = now();
@@ -128,10 +132,9 @@ Writer Program::writer(const Step& step, const Op& op) {
             fresh_rows(fresh_.data(), layer.store, work_[size_t(layer.group)], op.kv_heads)};
 }
 
-// Decode: an item finishes its own heads of q in its thread's row. The item that holds the new
-// token also finishes k and writes k and v. No other item reads these cells, so no phase is
-// needed.
-void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread) {
+// Decode: an item finishes its own heads of q in its thread's row, if the item before has not. The item that holds the
+// new token also finishes k and writes k and v. No other item reads these cells, so no phase is needed.
+void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread, bool same_query) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const int64_t t = table.q_start[item.seq], dim = op.head_dim, cell = table.cells[t];
@@ -144,8 +147,9 @@ void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int t
         memcpy(to + first * dim, row(buffer, t) + first * dim, size_t(n * dim) * 4);
         return to + first * dim;
     };
-    float* q = copied(op.in, own.q.data(), heads.begin * group, item.heads * group);
-    finish_heads(op, t, item.heads * group, op.weight, q);
+    if (!same_query)
+        finish_heads(op, t, item.heads * group, op.weight,
+                     copied(op.in, own.q.data(), heads.begin * group, item.heads * group));
     if (!writes) return;
     const int64_t from = heads.begin / copies, n = (heads.end + copies - 1) / copies - from;
     finish_keys(op, t, from, n, copied(op.in2, own.k.data(), from, n));

@@ -1,9 +1,8 @@
 // A model as a list of operations over numbered buffers; a step is one pass over the list.
 //
 // A program is built once: backends/cpu adds buffers, weights and operations in order. `run` gives
-// the list to the pool, as phases (threads.hpp): an operation is one phase, attention has four. A
-// phase has as many threads as its work is worth, which the first run measures. Which thread
-// computes an item changes no bit. Workspaces grow to the largest step and are kept. Non-goals: what
+// the list to the pool, as phases (threads.hpp): an operation is one phase, attention has four. Which
+// thread computes an item changes no bit. Workspaces grow to the largest step and are kept. Non-goals: what
 // a model is, where weights come from, sampling.
 #pragma once
 
@@ -252,7 +251,7 @@ class Program {
     int64_t linear(Step&, const Op&, size_t phase, int thread);
     int64_t attention(Step&, const Op&, size_t phase, int thread);
     void write_row(Step&, const Op&, const AttentionWork&, const FreshToken&, int thread);
-    void begin_decode(Step&, const Op&, const WorkItem&, int thread);
+    void begin_decode(Step&, const Op&, const WorkItem&, int thread, bool same_query);
     Writer writer(const Step&, const Op&);
     void queue_prefetch(Step&, size_t layer, int thread, int threads);
     void finish_heads(const Op&, int64_t t, int64_t heads, const Vector& norm, float* x) const;

@@ -37,6 +37,10 @@ struct Strides {  // in elements
     int64_t block = 0, panel = 0, head = 0, slot = 0, dim = 0;
 };
 
+struct Place {                   // of a slot
+    int64_t block, panel, slot;  // slot: in the panel
+};
+
 struct CellsView {              // K or V of one layer, or its tail
     uint8_t* cells = nullptr;   // null: there is no tail
     uint8_t* scales = nullptr;  // only if the codec has scales: floats, or codes
@@ -47,13 +51,16 @@ struct CellsView {              // K or V of one layer, or its tail
     int64_t row_bytes(int64_t dim) const {
         return cells_of(codec, dim) * cell_bytes(codec) + scales_of(codec, dim) * scale_bytes(codec);
     }
-    int64_t offset(const Strides& st, int64_t block, int64_t slot) const {
-        return block * st.block + slot / panel_size * st.panel + slot % panel_size * st.slot;
+    // A slot of a block, for heads from 0 on.
+    Place place(int64_t block, int64_t slot) const { return {block, slot / panel_size, slot % panel_size}; }
+    uint8_t* at(const Place& p) const { return cells + offset(strides, p) * cell_bytes(codec); }
+    uint8_t* at(int64_t block, int64_t slot) const { return at(place(block, slot)); }
+    uint8_t* scale_at(const Place& p) const {
+        return scales ? scales + offset(scale_strides, p) * scale_bytes(codec) : nullptr;
     }
-    // A block's slot, for heads from 0 on.
-    uint8_t* at(int64_t block, int64_t slot) const { return cells + offset(strides, block, slot) * cell_bytes(codec); }
-    uint8_t* scale_at(int64_t block, int64_t slot) const {
-        return scales ? scales + offset(scale_strides, block, slot) * scale_bytes(codec) : nullptr;
+    uint8_t* scale_at(int64_t block, int64_t slot) const { return scale_at(place(block, slot)); }
+    static int64_t offset(const Strides& st, const Place& p) {
+        return p.block * st.block + p.panel * st.panel + p.slot * st.slot;
     }
 };
 
@@ -120,6 +127,7 @@ struct AttentionArgs {
     float* out = nullptr;
     int64_t q_stride = 0, out_stride = 0;
     FreshRows fresh;
+    bool same_query = false;  // decode: the scratch still has the query of the item before, which is this item's, too
 };
 
 constexpr int64_t kSlots = 32;             // slots of a key tile; tiles begin at multiples of 32 positions

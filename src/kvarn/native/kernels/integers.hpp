@@ -154,30 +154,33 @@ inline void integer_score_rows(const uint8_t* q, int64_t rows, int64_t dim, cons
 
 // -- softmax
 
-// Codes and steps of one row's weights in n tiles, for one span.
-inline void round_weights(const float* p, const uint32_t* seen, int64_t n, const float* factors, uint8_t* out) {
+// The weights of one row in n tiles, for one span, and their maxima.
+struct Weights {
     alignas(64) float w[kChunk];
-    alignas(32) float inverse[kChunk / kSlots];
     Eight top[kChunk / kSlots];
-    for (int64_t t = 0; t < n; ++t) {
-        const int64_t at = t * kSlots;
-        const F a = seen_only(seen[t], 0, mul(load(p + at), load(factors + at)));
-        const F b = seen_only(seen[t], 1, mul(load(p + at + kLanes), load(factors + at + kLanes)));
-        store(w + at, a), store(w + at + kLanes, b);
-        top[t] = largest_lanes(a, b);
-    }
-    for (int64_t t = n; t < kChunk / kSlots; ++t) top[t] = no_lanes();
-    weight_steps(top, reinterpret_cast<float*>(out + kChunk), inverse);
-    for (int64_t t = 0; t < n; ++t) {
-        const int64_t at = t * kSlots;
-        const F r = set1(inverse[t]);
-        store_u8(out + at, to_int(mul(load(w + at), r)));
-        store_u8(out + at + kLanes, to_int(mul(load(w + at + kLanes), r)));
-    }
-}
 
-// Softmax of one row: s has n tiles of 32 scores, in base 2, and becomes p; factors [span][kChunk].
-// Writes a row of p.
+    KVARN_INLINE void add(int64_t tile, uint32_t seen, F a, F b, const float* factors) {
+        const int64_t at = tile * kSlots;
+        a = seen_only(seen, 0, mul(a, load(factors + at)));
+        b = seen_only(seen, 1, mul(b, load(factors + at + kLanes)));
+        store(w + at, a), store(w + at + kLanes, b);
+        top[tile] = largest_lanes(a, b);
+    }
+
+    void round(int64_t n, uint8_t* out) {  // to codes and steps
+        alignas(32) float inverse[kChunk / kSlots];
+        for (int64_t t = n; t < kChunk / kSlots; ++t) top[t] = no_lanes();
+        weight_steps(top, reinterpret_cast<float*>(out + kChunk), inverse);
+        for (int64_t t = 0; t < n; ++t) {
+            const int64_t at = t * kSlots;
+            const F r = set1(inverse[t]);
+            store_u8(out + at, to_int(mul(load(w + at), r)));
+            store_u8(out + at + kLanes, to_int(mul(load(w + at + kLanes), r)));
+        }
+    }
+};
+
+// Softmax of one row: s has n tiles of 32 scores, in base 2; factors [span][kChunk]. Writes a row of p.
 inline MaxSum integer_softmax(float* s, const uint32_t* seen, int64_t n, const float* factors, int64_t spans,
                               uint8_t* p) {
     F top = set1(kMinusInfinity);
@@ -191,13 +194,15 @@ inline MaxSum integer_softmax(float* s, const uint32_t* seen, int64_t n, const f
     }
     const float m = reduce_max(top);
     const F base = set1(m == kMinusInfinity ? 0.0f : m);
+    Weights weights[kMaxHeadDim / kRotated];
     F sum = zero();
-    for (int64_t i = 0; i < 2 * n; ++i) {
-        const F x = exp2<true>(sub(load(s + i * kLanes), base));
-        sum = add(sum, x);
-        store(s + i * kLanes, x);
+    for (int64_t t = 0; t < n; ++t) {
+        const F a = exp2<true>(sub(load(s + t * kSlots), base));
+        const F b = exp2<true>(sub(load(s + t * kSlots + kLanes), base));
+        sum = add(add(sum, a), b);
+        for (int64_t g = 0; g < spans; ++g) weights[g].add(t, seen[t], a, b, factors + g * kChunk);
     }
-    for (int64_t g = 0; g < spans; ++g) round_weights(s, seen, n, factors + g * kChunk, p + g * kSpanBytes);
+    for (int64_t g = 0; g < spans; ++g) weights[g].round(n, p + g * kSpanBytes);
     return {m, reduce_add(sum)};
 }
 

@@ -184,6 +184,7 @@ static inline F exp2(F x) {
 #endif
 }
 
+// A function that does nothing but prefetch has to be KVARN_INLINE: GCC drops calls of it, as if they had no effect.
 static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }  // past L1
 

@@ -61,10 +61,11 @@ struct Walk {  // finds blocks of one sequence by position
           n(args.table.n_blocks[seq]),
           own(own_tile) {}
 
-    int64_t find(int64_t pos) {  // the entry that holds pos, or -1; fast if positions ascend
+    int64_t find(int64_t pos) {  // the entry that holds pos, or -1; fast for the same entry and the next
         if (at >= n || first[at] > pos) at = 0;
         if (at + 1 < n && first[at + 1] <= pos) {
-            int64_t low = at + 1, high = n;  // first[low] <= pos < first[high]
+            int64_t low = at + 1,
+                    high = at + 2 < n && first[at + 2] <= pos ? n : at + 2;  // first[low] <= pos < first[high]
             while (high - low > 1) {
                 const int64_t mid = (low + high) / 2;
                 (first[mid] <= pos ? low : high) = mid;
@@ -82,9 +83,9 @@ struct Walk {  // finds blocks of one sequence by position
         for (int h = 0; h < 2; ++h) {
             const int64_t entry = find(pos + 16 * h);
             if (entry < 0) continue;
-            const int64_t block = blocks[entry], slot = pos + 16 * h - first[entry];
-            t.k.half[h] = s.k.at(block, slot), t.k.scale[h] = s.k.scale_at(block, slot);
-            t.v.half[h] = s.v.at(block, slot), t.v.scale[h] = s.v.scale_at(block, slot);
+            const Place at = s.k.place(blocks[entry], pos + 16 * h - first[entry]);  // V has the panels of K
+            t.k.half[h] = s.k.at(at), t.k.scale[h] = s.k.scale_at(at);
+            t.v.half[h] = s.v.at(at), t.v.scale[h] = s.v.scale_at(at);
         }
         t = of_head(t, head);
         if (pos == own.pos) {
@@ -96,8 +97,10 @@ struct Walk {  // finds blocks of one sequence by position
 
     TileCells own_cells(const CellsView& rows, int64_t head) const {
         TileCells t{&rows, {}, {}};
-        for (int h = 0; h < 2; ++h)
-            t.half[h] = rows.at(own.block, 16 * h), t.scale[h] = rows.scale_at(own.block, 16 * h);
+        for (int h = 0; h < 2; ++h) {
+            const Place at = rows.place(own.block, 16 * h);
+            t.half[h] = rows.at(at), t.scale[h] = rows.scale_at(at);
+        }
         t.advance(head / own.copies);
         return t;
     }
