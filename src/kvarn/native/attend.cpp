@@ -1,7 +1,7 @@
 // Writes and attention of one layer without a program, for conformance tests.
 #include "checks.hpp"
-#include "program.hpp"
 #include "scratch.hpp"
+#include "work.hpp"
 
 namespace kvarn {
 

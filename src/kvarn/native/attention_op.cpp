@@ -16,7 +16,7 @@ constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread prefetche
 
 }  // namespace
 
-int64_t Program::attention(Step& step, const Op& op, size_t phase, int thread) {
+int64_t Program::compute(Step& step, const AttentionOp& op, size_t phase, int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const GroupView& group = step.cache.groups[size_t(layer.group)];
     const AttentionWork& work = work_[size_t(layer.group)];
@@ -27,7 +27,7 @@ int64_t Program::attention(Step& step, const Op& op, size_t phase, int thread) {
     if (part.part == kFinishTiles)
         return each(phase, thread, [&](int64_t i) { counted.written += writer(step, op).finish_tile(work, i); });
 
-    const Buffer &q = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
+    const Buffer &q = buffers_[size_t(op.q)], &out = buffers_[size_t(op.out)];
     Own& own = own_[size_t(thread)];
     const AttentionArgs many{layer.store, group.table,   group.spec,
                              op.scale,    q.data.data(), row(op.out, 0),
@@ -95,7 +95,7 @@ void Program::queue_prefetch(Step& step, size_t index, int thread, int threads) 
 }
 
 // Norms and rotates heads of token t in place.
-void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector& norm, float* x) const {
+void Program::finish_heads(const AttentionOp& op, int64_t t, int64_t heads, const Vector& norm, float* x) const {
     const RopeTable* rope = op.rope < 0 ? nullptr : &ropes_[size_t(op.rope)];
     for (int64_t h = 0; h < heads; ++h, x += op.head_dim) {
         if (norm) kernels_.rows->norm(x, norm->data(), op.head_dim, op.eps, x);
@@ -106,26 +106,27 @@ void Program::finish_heads(const Op& op, int64_t t, int64_t heads, const Vector&
 }
 
 // Finishes heads of k of token t, from head `first` on, and subtracts the centre of the layer's keys.
-void Program::finish_keys(const Op& op, int64_t t, int64_t first, int64_t heads, float* x) const {
-    finish_heads(op, t, heads, op.weight2, x);
+void Program::finish_keys(const AttentionOp& op, int64_t t, int64_t first, int64_t heads, float* x) const {
+    finish_heads(op, t, heads, op.k_norm, x);
     if (!op.centre) return;
     const float* centre = op.centre->data() + first * op.head_dim;
     for (int64_t i = 0; i < heads * op.head_dim; ++i) x[i] -= centre[i];
 }
 
 // Prefill: finishes q and k of a whole row, then writes k and v into the cell of the table.
-void Program::write_row(Step& step, const Op& op, const AttentionWork& work, const FreshToken& fresh, int thread) {
+void Program::write_row(Step& step, const AttentionOp& op, const AttentionWork& work, const FreshToken& fresh,
+                        int thread) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const HeadRange all{0, layer.store.n_heads};
     const int64_t t = fresh.token, cell = step.cache.groups[size_t(layer.group)].table.cells[t];
     prefetch_write(layer.store, cell, all);
-    finish_heads(op, t, op.heads, op.weight, row(op.in, t));
-    finish_keys(op, t, 0, op.kv_heads, row(op.in2, t));
+    finish_heads(op, t, op.heads, op.q_norm, row(op.q, t));
+    finish_keys(op, t, 0, op.kv_heads, row(op.k, t));
     if (cell >= 0)
-        step.counted[size_t(thread)].written += writer(step, op).write_row(work, fresh, row(op.in2, t), row(op.in3, t));
+        step.counted[size_t(thread)].written += writer(step, op).write_row(work, fresh, row(op.k, t), row(op.v, t));
 }
 
-Writer Program::writer(const Step& step, const Op& op) {
+Writer Program::writer(const Step& step, const AttentionOp& op) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     return {layer.store, table, *kernels_.encoders, op.kv_heads,
@@ -134,7 +135,7 @@ Writer Program::writer(const Step& step, const Op& op) {
 
 // Decode: an item finishes its own heads of q in its thread's row, if the item before has not. The item that holds the
 // new token also finishes k and writes k and v. No other item reads these cells, so no phase is needed.
-void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int thread, bool same_query) {
+void Program::begin_decode(Step& step, const AttentionOp& op, const WorkItem& item, int thread, bool same_query) {
     const LayerView& layer = step.cache.layers[size_t(op.layer)];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const int64_t t = table.q_start[item.seq], dim = op.head_dim, cell = table.cells[t];
@@ -148,12 +149,12 @@ void Program::begin_decode(Step& step, const Op& op, const WorkItem& item, int t
         return to + first * dim;
     };
     if (!same_query)
-        finish_heads(op, t, item.heads * group, op.weight,
-                     copied(op.in, own.q.data(), heads.begin * group, item.heads * group));
+        finish_heads(op, t, item.heads * group, op.q_norm,
+                     copied(op.q, own.q.data(), heads.begin * group, item.heads * group));
     if (!writes) return;
     const int64_t from = heads.begin / copies, n = (heads.end + copies - 1) / copies - from;
-    finish_keys(op, t, from, n, copied(op.in2, own.k.data(), from, n));
-    step.counted[size_t(thread)].written += writer(step, op).write_token(item.seq, heads, own.k.data(), row(op.in3, t));
+    finish_keys(op, t, from, n, copied(op.k, own.k.data(), from, n));
+    step.counted[size_t(thread)].written += writer(step, op).write_token(item.seq, heads, own.k.data(), row(op.v, t));
 }
 
 }  // namespace kvarn

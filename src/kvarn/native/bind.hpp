@@ -63,5 +63,6 @@ struct Cache {
 };
 
 void bind_cache(nb::module_& m);
+void bind_program(nb::module_& m);
 
 }  // namespace kvarn

@@ -70,14 +70,15 @@ void check_table(const TableView& t, const SpecView& spec, const StoreView& stor
 
 void check_step(const Program& program, const CacheView& cache, const int32_t* positions, int64_t n_tokens) {
     const auto layers = int64_t(cache.layers.size());
-    for (const Op& op : program.ops()) {
-        if (op.kind != Op::Kind::Attention) continue;
-        ensure(op.layer >= 0 && op.layer < layers, "run: layer % is not in a cache of % layers", op.layer, layers);
-        const LayerView& layer = cache.layers[size_t(op.layer)];
+    for (const Op& any : program.ops()) {
+        const auto* op = any.as<AttentionOp>();
+        if (!op) continue;
+        ensure(op->layer >= 0 && op->layer < layers, "run: layer % is not in a cache of % layers", op->layer, layers);
+        const LayerView& layer = cache.layers[size_t(op->layer)];
         const SpecView& spec = cache.groups[size_t(layer.group)].spec;
-        ensure(op.heads == spec.n_heads, "run: % query heads, the cache has %", op.heads, spec.n_heads);
-        ensure(op.kv_heads == spec.n_kv_heads, "run: % KV heads, the cache has %", op.kv_heads, spec.n_kv_heads);
-        ensure(op.head_dim == layer.store.dim, "run: heads of %, the cache has %", op.head_dim, layer.store.dim);
+        ensure(op->heads == spec.n_heads, "run: % query heads, the cache has %", op->heads, spec.n_heads);
+        ensure(op->kv_heads == spec.n_kv_heads, "run: % KV heads, the cache has %", op->kv_heads, spec.n_kv_heads);
+        ensure(op->head_dim == layer.store.dim, "run: heads of %, the cache has %", op->head_dim, layer.store.dim);
     }
     for (size_t g = 0; g < cache.groups.size(); ++g) {
         const TableView& table = cache.groups[g].table;

@@ -14,8 +14,10 @@ namespace {
 constexpr int64_t kGrainsPerThread = 8;  // shares of a linear per thread, to balance the threads
 constexpr int64_t kTilesAtOnce = 8;      // activation tiles that stay in L2 while weights are read
 
-bool makes_input(const Op& op) { return op.kind == Op::Kind::NormRound || op.kind == Op::Kind::Gated; }
-bool is_linear(const Op& op) { return op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits; }
+bool reads(const Op& op, int buffer) {  // of what makes rows for a linear
+    if (const auto* gated = op.as<GatedOp>()) return gated->gate == buffer || gated->up == buffer;
+    return std::get<NormRoundOp>(op.what).in == buffer;
+}
 
 }  // namespace
 
@@ -24,18 +26,18 @@ bool is_linear(const Op& op) { return op.kind == Op::Kind::Linear || op.kind == 
 // another linear reads the row too: a thread that skips the first one has no copy. A thread that is
 // late can read a buffer that a later phase writes. Then its copy is wrong, but no item is left.
 void Program::add_op(Op op) {
-    if (op.kind == Op::Kind::Linear || op.kind == Op::Kind::Logits) {
-        op.input = int(ops_.size()) - 1;
-        while (op.input >= 0 && !makes_input(ops_[size_t(op.input)])) --op.input;
-        if (op.input >= 0) {
-            Op& before = ops_[size_t(op.input)];
-            before.per_thread = op.input == int(ops_.size()) - 1;
-            for (const Segment& s : op.segments)
-                before.per_thread = before.per_thread && (s.out < 0 || (s.out != before.in && s.out != before.in2));
+    if (const auto* embed = op.as<EmbedOp>()) loaded_ = loaded_ && embed->matrix.data;
+    if (auto* linear = std::get_if<LinearOp>(&op.what)) {
+        linear->input = int(ops_.size()) - 1;
+        while (linear->input >= 0 && !ops_[size_t(linear->input)].makes()) --linear->input;
+        if (linear->input >= 0) {
+            Op& before = ops_[size_t(linear->input)];
+            bool& per_thread = before.makes()->per_thread;
+            per_thread = linear->input == int(ops_.size()) - 1;
+            for (const Segment& s : linear->segments) per_thread = per_thread && (s.out < 0 || !reads(before, s.out));
         }
+        for (const Segment& s : linear->segments) loaded_ = loaded_ && s.weight.data;
     }
-    loaded_ = loaded_ && (op.kind != Op::Kind::Embed || op.matrix.data);
-    for (const Segment& s : op.segments) loaded_ = loaded_ && s.weight.data;
     ops_.push_back(std::move(op));
 }
 
@@ -54,7 +56,8 @@ int Program::add_rope(std::vector<double> frequencies, float magnitude) {
 }
 
 int64_t Program::vocabulary() const {
-    return ops_.empty() || ops_.back().segments.empty() ? 0 : ops_.back().segments[0].weight.rows;
+    const auto* last = ops_.empty() ? nullptr : ops_.back().as<LinearOp>();
+    return !last || last->segments.empty() ? 0 : last->segments[0].weight.rows;
 }
 
 int64_t Program::workspace_bytes() const {
@@ -73,12 +76,13 @@ int64_t Program::workspace_for(int64_t tokens, int64_t sequences, int64_t keys, 
     int64_t total = up(tokens, kTile) * rounded, scratch = 0, partials = 0, fresh = 0;
     for (const Buffer& b : buffers_) total += tokens * b.stride * 4;
     for (const RopeTable& r : ropes_) total += tokens * int64_t(r.frequencies.size()) * 2 * 4;
-    for (const Op& op : ops_) {
-        if (op.kind != Op::Kind::Attention) continue;
-        scratch = std::max(scratch, scratch_bytes(op.head_dim));
-        const int64_t width = up(op.head_dim, std::max<int64_t>(block, 16));  // StoreView::width
-        partials = std::max(partials, sequences * ceil_div(keys, kChunk) * op.heads * (2 + width) * 4);
-        fresh = std::max(fresh, tails * fresh_bytes(most_tiles(tokens, sequences), op.kv_heads, op.head_dim));
+    for (const Op& any : ops_) {
+        const auto* op = any.as<AttentionOp>();
+        if (!op) continue;
+        scratch = std::max(scratch, scratch_bytes(op->head_dim));
+        const int64_t width = up(op->head_dim, std::max<int64_t>(block, 16));  // StoreView::width
+        partials = std::max(partials, sequences * ceil_div(keys, kChunk) * op->heads * (2 + width) * 4);
+        fresh = std::max(fresh, tails * fresh_bytes(most_tiles(tokens, sequences), op->kv_heads, op->head_dim));
     }
     return total + partials + fresh + int64_t(own_.size()) * (widest_ * 3 * 4 + rounded + scratch);
 }
@@ -143,7 +147,7 @@ void Program::make_phases(const Step& step) {
     if (!phases_) {
         parts_.push_back({-1, 0});
         for (size_t i = 0; i < ops_.size(); ++i)
-            for (int part = 0; part < (ops_[i].kind == Op::Kind::Attention ? kAttentionParts : 1); ++part)
+            for (int part = 0; part < (ops_[i].as<AttentionOp>() ? kAttentionParts : 1); ++part)
                 parts_.push_back({int(i), part});
         phases_ = std::make_unique<Phases>(*pool_, parts_.size());
     }
@@ -154,13 +158,10 @@ int64_t Program::items_of(const Step& step, const Part& part) const {
     if (part.op < 0) return ropes_.empty() ? 0 : step.n_tokens;
     const Op& op = ops_[size_t(part.op)];
     const int64_t n = step.rows_of(op);
-    if (is_linear(op)) {  // an item is one group with one block of tiles
-        int64_t groups = 0;
-        for (const Segment& s : op.segments) groups += s.weight.groups;
-        return groups * ceil_div(ceil_div(n, kTile), kTilesAtOnce);
-    }
-    if (op.kind == Op::Kind::Attention) {
-        const AttentionWork& work = work_[size_t(step.cache.layers[size_t(op.layer)].group)];
+    if (const auto* linear = op.as<LinearOp>())  // an item is one group with one block of tiles
+        return linear->groups() * ceil_div(ceil_div(n, kTile), kTilesAtOnce);
+    if (const auto* attention = op.as<AttentionOp>()) {
+        const AttentionWork& work = work_[size_t(step.cache.layers[size_t(attention->layer)].group)];
         if (part.part == kWriteRows) return int64_t(work.rows.size());
         if (part.part == kFinishTiles) return int64_t(work.tiles.size());
         return int64_t(part.part == kCompute ? work.prefill.size() + work.decode.size() : work.merges.size());
@@ -195,42 +196,50 @@ void Program::walk(Step& step, int thread) {
         if (traced) note(at, at + 1, begin, now()), note(at + 1, next, now(), now());
         at = next;
     }
-    if (thread == 0 && is_linear(ops_.back())) make_own_input(step, ops_.back(), thread);  // for hidden()
+    const auto* last = ops_.back().as<LinearOp>();
+    if (thread == 0 && last) make_own_input(step, *last, thread);  // for hidden()
 }
 
 int64_t Program::run_phase(Step& step, size_t phase, int thread) {
     const Part& part = parts_[phase];
     if (part.op < 0) return each(phase, thread, [&](int64_t t) { make_rope(step, t); });
-    const Op& op = ops_[size_t(part.op)];
-    switch (op.kind) {
-        case Op::Kind::Embed:
-            return each(phase, thread, [&](int64_t t) { embed(step, op, t); });
-        case Op::Kind::NormRound:
-        case Op::Kind::Gated:
-            view_input(step, part.op, thread);
-            return each(phase, thread, [&](int64_t r) { make_row(op, own_[size_t(thread)].x, r, row(op.out, r)); });
-        case Op::Kind::Linear:
-        case Op::Kind::Logits:
-            return linear(step, op, phase, thread);
-        case Op::Kind::Attention:
-            return attention(step, op, phase, thread);
-        case Op::Kind::NormAdd:
-            return each(phase, thread, [&](int64_t r) {
-                const int64_t n = buffers_[size_t(op.in)].width;
-                float* h = row(op.in, r);
-                kernels_.rows->norm(h, op.weight->data(), n, op.eps, h);
-                kernels_.rows->add(row(op.out, r), h, n);
-            });
-        case Op::Kind::Add:
-            return each(phase, thread, [&](int64_t r) {
-                kernels_.rows->add(row(op.out, r), row(op.in, r), buffers_[size_t(op.in)].width);
-            });
-        case Op::Kind::Select:
-            return each(phase, thread, [&](int64_t r) {
-                memcpy(row(op.out, r), row(op.in, step.rows[r]), size_t(buffers_[size_t(op.in)].stride) * 4);
-            });
-    }
-    return 0;
+    return std::visit([&](const auto& op) { return compute(step, op, phase, thread); }, ops_[size_t(part.op)].what);
+}
+
+int64_t Program::compute(Step& step, const EmbedOp& op, size_t phase, int thread) {
+    return each(phase, thread, [&](int64_t t) {
+        float* out = row(op.out, t);
+        unpack_row(op.matrix, step.tokens[t], out);
+        if (op.scale != 1.0f) kernels_.rows->scale(out, buffers_[size_t(op.out)].width, op.scale);
+    });
+}
+
+int64_t Program::compute(Step& step, const NormRoundOp&, size_t phase, int thread) {
+    return make_rows(step, phase, thread);
+}
+
+int64_t Program::compute(Step& step, const GatedOp&, size_t phase, int thread) {
+    return make_rows(step, phase, thread);
+}
+
+int64_t Program::compute(Step&, const NormAddOp& op, size_t phase, int thread) {
+    return each(phase, thread, [&](int64_t r) {
+        const int64_t n = buffers_[size_t(op.in)].width;
+        float* h = row(op.in, r);
+        kernels_.rows->norm(h, op.weight->data(), n, op.eps, h);
+        kernels_.rows->add(row(op.out, r), h, n);
+    });
+}
+
+int64_t Program::compute(Step&, const AddOp& op, size_t phase, int thread) {
+    return each(phase, thread,
+                [&](int64_t r) { kernels_.rows->add(row(op.out, r), row(op.in, r), buffers_[size_t(op.in)].width); });
+}
+
+int64_t Program::compute(Step& step, const SelectOp& op, size_t phase, int thread) {
+    return each(phase, thread, [&](int64_t r) {
+        memcpy(row(op.out, r), row(op.in, step.rows[r]), size_t(buffers_[size_t(op.in)].stride) * 4);
+    });
 }
 
 void Program::make_rope(const Step& step, int64_t t) {
@@ -244,16 +253,17 @@ void Program::make_rope(const Step& step, int64_t t) {
     }
 }
 
-void Program::embed(const Step& step, const Op& op, int64_t t) {
-    float* out = row(op.out, t);
-    unpack_row(op.matrix, step.tokens[t], out);
-    if (op.scale != 1.0f) kernels_.rows->scale(out, buffers_[size_t(op.out)].width, op.scale);
+int64_t Program::make_rows(Step& step, size_t phase, int thread) {
+    const int index = parts_[phase].op;
+    const Op& op = ops_[size_t(index)];
+    view_input(step, index, thread);
+    return each(phase, thread, [&](int64_t r) { make_row(op, own_[size_t(thread)].x, r, row(op.makes()->out, r)); });
 }
 
 // Where the thread finds the rows that an operation made for a linear.
 void Program::view_input(const Step& step, int index, int thread) {
     const Op& op = ops_[size_t(index)];
-    const Buffer& out = buffers_[size_t(op.out)];
+    const Buffer& out = buffers_[size_t(op.makes()->out)];
     const bool per_thread = step.per_thread(op);
     Own& own = own_[size_t(thread)];
     Activations& x = own.x;
@@ -270,14 +280,17 @@ void Program::view_input(const Step& step, int index, int thread) {
 // Computes a row in f32 and rounds it to the forms that the next linear reads. With the last row, the
 // rest of a short tile becomes zeros.
 void Program::make_row(const Op& op, const Activations& x, int64_t r, float* y) {
-    if (op.kind == Op::Kind::Gated)
-        kernels_.rows->gate(row(op.in, r), row(op.in2, r), x.cols, op.gate, y);
-    else if (op.weight)
-        kernels_.rows->norm(row(op.in, r), op.weight->data(), x.cols, op.eps, y);
-    else
-        y = row(op.in, r);
-    if (op.needs_bf16) kernels_.linear->round(y, x, r);
-    if (!op.needs_int8) return;
+    if (const auto* gated = op.as<GatedOp>()) {
+        kernels_.rows->gate(row(gated->gate, r), row(gated->up, r), x.cols, gated->kind, y);
+    } else {
+        const auto& norm = std::get<NormRoundOp>(op.what);
+        if (norm.weight)
+            kernels_.rows->norm(row(norm.in, r), norm.weight->data(), x.cols, norm.eps, y);
+        else
+            y = row(norm.in, r);
+    }
+    if (op.makes()->bf16) kernels_.linear->round(y, x, r);
+    if (!op.makes()->int8) return;
     kernels_.linear->quantize(y, x, r);
     if (r + 1 < x.rows) return;
     for (int64_t surplus = x.rows; surplus < up(x.rows, x.height); ++surplus) {
@@ -290,44 +303,50 @@ void Program::make_row(const Op& op, const Activations& x, int64_t r, float* y) 
 }
 
 // Makes sure that the thread's view of a linear's input is there, and its copy if it has one.
-void Program::make_own_input(const Step& step, const Op& linear, int thread) {
+void Program::make_own_input(const Step& step, const LinearOp& linear, int thread) {
     Own& own = own_[size_t(thread)];
     if (own.made == linear.input) return;
     const Op& op = ops_[size_t(linear.input)];
     view_input(step, linear.input, thread);
     if (!step.per_thread(op)) return;
-    if (op.kind == Op::Kind::Gated || op.weight) own.x.f32 = own.row.data();
+    const auto* norm = op.as<NormRoundOp>();
+    if (!norm || norm->weight) own.x.f32 = own.row.data();  // otherwise the row is read where it is
     make_row(op, own.x, 0, own.row.data());
 }
 
-int64_t Program::linear(Step& step, const Op& op, size_t phase, int thread) {
-    const int64_t n = step.rows_of(op), tiles = ceil_div(n, kTile);
+int64_t Program::compute(Step& step, const LinearOp& op, size_t phase, int thread) {
     make_own_input(step, op, thread);
-    int64_t groups = 0, begin, end, computed = 0;
-    for (const Segment& s : op.segments) groups += s.weight.groups;
-    const int64_t grain = std::max<int64_t>(1, groups / (kGrainsPerThread * phases_->threads(phase)));
+    const int64_t grain = std::max<int64_t>(1, op.groups() / (kGrainsPerThread * phases_->threads(phase)));
+    int64_t begin, end, computed = 0;
     for (; phases_->take(phase, thread, grain, begin, end); computed += end - begin)
-        for (int64_t from = begin; from < end;) {
-            const int64_t block = from / groups, stop = std::min(end, (block + 1) * groups);
-            int64_t at = block * groups;
-            for (const Segment& s : op.segments) {
-                const int64_t low = std::max(from, at) - at, high = std::min(stop, at + s.weight.groups) - at;
-                at += s.weight.groups;
-                if (low >= high) continue;
-                Output y;
-                if (op.kind == Op::Kind::Logits) {
-                    y.data = step.logits, y.stride = up(s.weight.rows, kGroup);
-                } else {
-                    y.data = row(s.out, 0), y.stride = buffers_[size_t(s.out)].stride;
-                }
-                y.bias = s.bias ? s.bias->data() : nullptr;
-                y.add = s.add;
-                const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
-                kernels_.linear->multiply(s.weight, own_[size_t(thread)].x, y, range, own_[size_t(thread)].prefetch);
-            }
-            from = stop;
-        }
+        multiply(step, op, begin, end, thread);
     return computed;
+}
+
+// Items [begin, end): groups of output rows, for one block of activation tiles after the other.
+void Program::multiply(Step& step, const LinearOp& op, int64_t begin, int64_t end, int thread) {
+    Own& own = own_[size_t(thread)];
+    const int64_t groups = op.groups(), tiles = ceil_div(own.x.rows, kTile);
+    for (int64_t from = begin; from < end;) {
+        const int64_t block = from / groups, stop = std::min(end, (block + 1) * groups);
+        int64_t at = block * groups;
+        for (const Segment& s : op.segments) {
+            const int64_t low = std::max(from, at) - at, high = std::min(stop, at + s.weight.groups) - at;
+            at += s.weight.groups;
+            if (low >= high) continue;
+            Output y;
+            if (op.logits) {
+                y.data = step.logits, y.stride = up(s.weight.rows, kGroup);
+            } else {
+                y.data = row(s.out, 0), y.stride = buffers_[size_t(s.out)].stride;
+            }
+            y.bias = s.bias ? s.bias->data() : nullptr;
+            y.add = s.add;
+            const Range range{low, high, block * kTilesAtOnce, std::min(tiles, (block + 1) * kTilesAtOnce)};
+            kernels_.linear->multiply(s.weight, own.x, y, range, own.prefetch);
+        }
+        from = stop;
+    }
 }
 
 }  // namespace kvarn

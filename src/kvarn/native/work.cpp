@@ -1,8 +1,9 @@
 // The work items of one step's attention.
+#include "work.hpp"
+
 #include <algorithm>
 
 #include "base.hpp"
-#include "program.hpp"
 
 namespace kvarn {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "program.hpp"
+#include "work.hpp"
 
 namespace kvarn {
 namespace {
