@@ -139,8 +139,8 @@ class LLM:
             max_batch_tokens=max_batch_tokens,
         )
         self.opened = opening.finish(config, checkpoint)
-        graph = graph_of(self.config, checkpoint.shapes)
-        planned, memory, self.program = load(self.backend, checkpoint, graph, config, max_batch_tokens, progress)
+        self.graph = graph_of(self.config, checkpoint.shapes)
+        planned, memory, self.program = load(self.backend, checkpoint, self.graph, config, max_batch_tokens, progress)
         self.engine = Engine(
             self.program,
             memory,

@@ -1,20 +1,26 @@
 """The centre of keys: which part of the bias it is, and that attention does not see it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support import tiny_gguf
 from support.harness import Driven, load_program, load_weights, score
 
-from kvarn import native
+from kvarn import LLM, native
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.reference import Reference, dense
 from kvarn.backends.reference.program import ReferenceProgram
+from kvarn.bench.subject import Setup, plan_of
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
+from kvarn.cli import main
+from kvarn.errors import KvarnError
 from kvarn.graph.ops import Centre, Rope, YarnScaling
 from kvarn.loading.checkpoint import Checkpoint, open_checkpoint
 from kvarn.models import centre as module
-from kvarn.models.centre import centre_vector
+from kvarn.models.centre import centre_vector, uncentred_layers
+from kvarn.models.families import graph_of
 from kvarn.models.rope import frequencies, magnitude
 
 BIAS = np.arange(1, 33, dtype=np.float32)  # two heads of 16
@@ -76,3 +82,28 @@ def test_a_model_computes_the_same_with_and_without_a_centre(
 def test_prefill_and_decode_centre_alike(qwen: Checkpoint) -> None:
     whole, pieces = (logits(qwen, "cpu", "bf16", chunk) for chunk in (60, 1))
     assert (whole.view(np.uint32) == pieces.view(np.uint32)).all()
+
+
+def quickly_turning(tmp_path: Path) -> Path:
+    """A rope whose slowest pair turns more than once over the context: no part of the bias is the same in all keys."""
+    return tiny_gguf.write(
+        tmp_path / "turning.gguf", "qwen2", tiny_gguf.CHAT, keys={"qwen2.rope.freq_base": ("f32", 2.0)}
+    )
+
+
+def test_layers_whose_bias_has_no_centre(qwen: Checkpoint, tmp_path: Path) -> None:
+    turning = open_checkpoint(quickly_turning(tmp_path))
+    plain = open_checkpoint(tiny_gguf.write(tmp_path / "llama.gguf", "llama"))
+    for checkpoint, layers in ((qwen, []), (plain, []), (turning, list(range(turning.config.n_layers)))):
+        assert uncentred_layers(graph_of(checkpoint.config, checkpoint.shapes)) == layers
+
+
+@pytest.mark.parametrize("codec", ["int4", "int6", "int4/int8"])
+def test_keys_of_few_bits_are_refused_if_their_bias_has_no_centre(tmp_path: Path, codec: str) -> None:
+    with pytest.raises(KvarnError, match=r"int\d keys would be wrong: layer 0 adds a bias .* as in --cache-type int8"):
+        LLM(quickly_turning(tmp_path), cache_type=codec)
+    with LLM(quickly_turning(tmp_path), cache_type="int8/int4") as llm:
+        assert llm.generate("ab", max_tokens=2)
+        with pytest.raises(KvarnError, match="keys would be wrong"):  # in bench and compare
+            plan_of(llm, Setup(cache_type=codec), 64, 1)
+    assert main(["plan", str(quickly_turning(tmp_path)), "--cache-type", codec]) == 1

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 from kvarn.backends import check_memory, place_of
 from kvarn.backends.base import Backend, Memory, Program
+from kvarn.cache.codec import codecs_of
 from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.cache.room import plan_into
-from kvarn.errors import OutOfMemory
+from kvarn.errors import KvarnError, OutOfMemory
 from kvarn.graph.record import Graph
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.progress import Progress
+from kvarn.models.centre import uncentred_layers
 
 
 class Loaded(NamedTuple):
@@ -26,6 +28,7 @@ class Loaded(NamedTuple):
 def load(
     backend: Backend, checkpoint: Checkpoint, graph: Graph, config: CacheConfig, max_tokens: int, progress: Progress
 ) -> Loaded:
+    check_keys(graph, config.codec)
     config = replace(config, ahead=backend.ahead)
     planned = plan(config, backend.default_layout)  # wrong settings fail before anything is loaded
     if config.cache_bytes is None and backend.room() is not None:
@@ -42,3 +45,13 @@ def load(
     check_memory(planned, backend)
     memory = backend.memory(planned)
     return Loaded(planned, memory, backend.load(checkpoint, graph, max_tokens, progress))
+
+
+def check_keys(graph: Graph, codec: str) -> None:
+    """Keys in few bits spend them on a bias that is the same in all keys, unless a centre takes it out."""
+    k = codecs_of(codec).k
+    if k.tail and (layers := uncentred_layers(graph)):
+        raise KvarnError(
+            f"{k.name} keys would be wrong: layer {layers[0]} adds a bias to keys, and its centre is not known "
+            "(docs/codecs.md). Keep keys in int8 or bf16, as in --cache-type int8/int4"
+        )

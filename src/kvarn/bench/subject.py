@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvarn.backends import check_memory
 from kvarn.backends.base import Program
+from kvarn.backends.loaded import check_keys
 from kvarn.bench.case import GENERATE, Case, Reading
 from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, Plan, plan
@@ -39,6 +40,7 @@ class Setup:
 
 
 def plan_of(llm: LLM, setup: Setup, context: int, batch: int) -> Plan:
+    check_keys(llm.graph, setup.cache_type)
     config = CacheConfig(
         layers=llm.config.layer_specs,
         context=context,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvarn.backends.cpu import Cpu
 from kvarn.backends.cpu.program import CpuProgram, outline_program
+from kvarn.backends.loaded import check_keys
 from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.forecast.memory import Beside, Memory, memory_of, vocabulary_bytes
 from kvarn.forecast.work import Matrix, Work, work_of
@@ -21,7 +22,8 @@ class Outlined:
         self.config = program.config
         self.backend = backend
         self.max_tokens = max_tokens
-        self.work: Work = work_of(graph_of(self.config, shapes), matrices_of(program), self.config.vocab_size)
+        self.graph = graph_of(self.config, shapes)
+        self.work: Work = work_of(self.graph, matrices_of(program), self.config.vocab_size)
         self._program, self._beside = program, beside
 
     @classmethod
@@ -43,7 +45,8 @@ class Outlined:
         return cls(program, shapes, backend, max_tokens, beside)
 
     def plan(self, config: CacheConfig) -> Plan:
-        """As it would be allocated. Raises for a cache that the backend does not have."""
+        """As it would be allocated. Raises for a cache that the backend or the model does not have."""
+        check_keys(self.graph, config.codec)
         config = replace(config, max_chunk=self.max_tokens, ahead=self.backend.ahead)
         planned = plan(config, self.backend.default_layout)
         self.backend.check(planned)
