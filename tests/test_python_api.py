@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import sys
+import threading
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -183,10 +185,19 @@ def test_an_async_stream_that_is_closed_while_it_starts(llm: LLM) -> None:
 
 
 def test_an_llm_outlives_the_async_llm_that_was_given_it(llm: LLM) -> None:
+    started = threading.Event()
+
+    def slowly(tokens: list[int], logits: np.ndarray) -> np.ndarray:
+        """The answer would take seconds, and is left after its first tokens."""
+        started.set()
+        time.sleep(0.01)
+        return logits
+
     async def main() -> None:
         async with AsyncLLM(llm) as model:
-            unfinished = asyncio.create_task(model.generate("ab", max_tokens=300, ignore_eos=True))
-            while not llm.engine.busy:
+            answer = model.generate("ab", max_tokens=300, ignore_eos=True, logits_processors=slowly)
+            unfinished = asyncio.create_task(answer)
+            while not started.is_set():
                 await asyncio.sleep(0.001)
         with pytest.raises(KvarnError, match="this AsyncLLM is closed"):
             await unfinished
