@@ -15,6 +15,7 @@ import pytest
 from support import stories
 from support.golden import LEAD, NOISY_LEAD, agreement, golden, sure_tokens, wikitext
 from support.harness import Driven, bits, load_weights, pool, score
+from support.llamacpp_rounding import RoundingProgram
 from support.models import model
 
 from kvarn import LLM, SamplingParams
@@ -27,7 +28,7 @@ from kvarn.loading.checkpoint import open_checkpoint
 
 SMALL = ("smollm2", "gemma")
 # Positions that the reference reads of the 512; test_exact_models reads all of them with the native backend.
-POSITIONS = {"qwen": 64, "tinyllama": 64, "gemma": 192, "smollm2": 256}
+POSITIONS = {"qwen": 160, "smollm2": 256}
 
 
 @lru_cache(maxsize=1)  # the large ones fill gigabytes
@@ -79,8 +80,8 @@ def test_the_reference_follows_llama_cpp(name: str) -> None:
     The widened file. Measured: the same token at all 511 positions of every model, margins within 0.0002 nats, or
     0.016 for Gemma, whose GELU llama.cpp looks up in a table of f16.
 
-    The file as it is. Over 511 positions llama.cpp agrees with itself, token by token against one batch: qwen 98.1 %,
-    tinyllama 98.7, gemma 99.0, smollm2 99.1. So we follow it as far as its own run of the widened file does.
+    The file as it is. Measured: qwen 99.2 %, tinyllama 98.7, gemma 99.0, smollm2 99.4. llama.cpp with itself, token by
+    token against one batch: 98.1, 98.7, 99.0 and 99.1. Its margins move by 0.1 to 0.2 nats (standard deviation).
     """
     widened, rounded = golden(f"{name}-f32"), golden(name)
     reading = read(program(name), name, (widened, LEAD), (rounded, NOISY_LEAD))
@@ -88,7 +89,7 @@ def test_the_reference_follows_llama_cpp(name: str) -> None:
     assert agreement(reading.top1, widened) >= 0.99
     assert np.abs(reading.margins - np.array(widened["margins"])[:n]).max() < 0.02
     reading.continues(widened, LEAD)
-    assert agreement(reading.top1, rounded) >= agreement(np.array(widened["top1"])[:n], rounded) - 0.02
+    assert agreement(reading.top1, rounded) >= 0.98
     reading.continues(rounded, NOISY_LEAD)
 
 
@@ -159,10 +160,22 @@ def test_a_batch_on_a_real_model_equals_each_alone() -> None:
 
 @pytest.mark.requirement(36)
 def test_perplexity_is_that_of_llama_cpp() -> None:
-    """WikiText-2, the first window of 512 tokens: 12.9544 by llama-perplexity on the widened file, and here. Forty
-    windows, and the file as it is: with the native backend in test_exact_models."""
+    """WikiText-2, the first 8 windows of 512 tokens, llama.cpp on the widened file. The first 40 take minutes: 23.5115
+    from the logits of both; 23.5081 from the probabilities that llama.cpp reports, summed in f32 (docs/journal.md)."""
     ready = program("smollm2")
     cache = cache_for(ready, context=512)
-    result = perplexity(ready, cache.memory, cache.book, wikitext(), 512, 1, None, 512)
-    assert result.tokens == 255
-    assert math.isclose(result.ppl, 12.9544, abs_tol=0.001)
+    result = perplexity(ready, cache.memory, cache.book, wikitext(), 512, 8, None, 512)
+    assert math.isclose(result.ppl, 24.4938, abs_tol=0.01)
+
+
+@pytest.mark.requirement(36)
+def test_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
+    """The first 8 windows: 24.6180 by llama.cpp on the quantized file, token by token, 24.6074 here. The first 40 take
+    minutes: 23.6061, or in batches 23.5659, and 23.5772 here; test_exact_models has them with the native backend."""
+    checkpoint = open_checkpoint(model("smollm2"))
+    types = {info.name: info.type for info in checkpoint.infos}
+    rounding = RoundingProgram(checkpoint.config, load_weights(checkpoint), types)
+    cache = cache_for(rounding, context=512)
+    result = perplexity(rounding, cache.memory, cache.book, wikitext(), 512, 8, None, 512)
+    assert (result.chunks, result.tokens) == (8, 8 * 255)
+    assert math.isclose(result.ppl, 24.6180, abs_tol=0.05)
