@@ -34,8 +34,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 MODELS = ("1.1B-BF16", "8B-BF16", "1.1B-Q4_K_M", "8B-Q4_K_M")
 CASES = [
     *(Case("tg", 64, depth) for depth in (128, 4096, 32_000)),
-    Case("tg", 32, 1024, 32),
-    Case("tg", 32, 1024, 128),
+    *(Case("tg", 64, 1024, batch) for batch in (32, 128)),
     Case("pp", 4096),
 ]
 DEEP = [Case("tg", 64, depth) for depth in (4096, 32_000)]  # of cells other than bf16

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.planes import PACKED
+from kvarn.backends.cuda.products import Gate
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.engine.drafting import make_drafter
 from kvarn.engine.sampling import make_sampler
@@ -36,6 +37,7 @@ def run(site: Site, report: Report) -> None:
                 weight = random.standard_normal(shape, np.float32)
                 given = board, random, form, board.matrix(form, weight), as_stored(weight, form)
                 _products(*given, rows, check.within)
+                _gated(board, random, given[3], rows, check.case)
     full = [(4096, 4096), (14336, 4096), (4096, 14336), (1536, 768), (100, 256)]
     shapes = site.pick(full, [(512, 1024), (100, 256)], [(130, 256)], [(40, 256)])
     for type_name in PACKED:
@@ -45,6 +47,7 @@ def run(site: Site, report: Report) -> None:
                 stored = blocks(type_name, (n_rows, width), random)
                 matrix, weight = board.packed(type_name, stored, width)
                 _products(board, random, "f16", matrix, weight, rows, check.within)
+                _gated(board, random, matrix, rows, check.case)
                 tokens = random.integers(0, n_rows, 20).tolist()
                 found, expected = board.embed_packed(matrix, tokens, width), weight[tokens].astype(np.float32)
                 check.case(bool((found == expected).all()), f"{n_rows}x{width}: embeddings")
@@ -159,3 +162,16 @@ def _products(
         expected = 0.25 * plain + bias[sampled] + into[:, sampled]
         sizes = 0.25 * sizes + np.abs(bias[sampled]) + np.abs(into[:, sampled])
         within("error", relative(found, expected, sizes), SUM[form], f"{what}, with a bias and a sum")
+
+
+def _gated(
+    board: Board, random: np.random.Generator, matrix: Matrix, rows: tuple[int, ...], case: Callable[[bool, str], None]
+) -> None:
+    """A product that is gated has the bits of a product, and a gate after it."""
+    form = matrix.form
+    for n in rows if Gate.fits(matrix) else ():
+        x = random.standard_normal((n, matrix.depth), np.float32)
+        gate, up = (np.ascontiguousarray(part) for part in np.split(board.linear(matrix, x, scale=0.01), 2, 1))
+        expected = board.gate("silu", form, gate, up, specs.GATE_SCALE[form])
+        found = board.gated(matrix, x, "silu", form, 0.01, specs.GATE_SCALE[form])
+        case(found.tobytes() == expected.tobytes(), f"{matrix.n_rows}x{matrix.depth}, {n} rows: gated")

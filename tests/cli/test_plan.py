@@ -11,7 +11,9 @@ from support.tiny_files import write_hf
 from kvarn.backends.cpu import program as programs
 from kvarn.cli import main, plan
 from kvarn.cli.plan import parse_depths
+from kvarn.cli.plan_check import Truth
 from kvarn.cli.plan_words import rate, seconds
+from kvarn.forecast.truth import Measured
 
 
 @pytest.fixture(scope="module")
@@ -160,22 +162,35 @@ def test_words() -> None:
 def test_a_device(model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     found = facts(capsys, model)
-    assert (found["backend"]["name"], found["fits"], "depths" in found) == ("cuda", True, False)
+    assert (found["backend"]["name"], found["fits"]) == ("cuda", True)
+    assert [each["depth"] for each in found["depths"]] == [0, 1024, 2047]
+    assert all(each["tok_s"] > 0 and each["first_token_seconds"] > 0 for each in found["depths"])
+    assert found["prompt"]["tokens"] == 512
+    assert facts(capsys, model) == found, "seconds are kept"
     assert found["device"]["total"] == sum(found["device"][key] for key in ("weights", "beside", "cache"))
     assert found["device"]["total"] <= found["budget"]
     assert facts(capsys, model, "--backend", "cpu")["backend"]["name"] == "cpu"
     assert facts(capsys, model, "--memory", "4G")["backend"]["name"] == "cpu", "of another machine"
     lines = planned(capsys, model)
     assert [line.split()[0] for line in lines if line] == [
-        *("model", "device", "weights", "cache", "beside", "total", "speed")
+        *("model", "device", "weights", "cache", "beside", "total", "depth", "0", "1,024", "2,047", "prompt")
     ]
-    assert main(["plan", model, "--check"]) == 1
-    assert "--check is for the cpu backend" in capsys.readouterr().err
+    assert main(["plan", model, "--depth", "2048"]) == 1
+    assert "the context has 2,048 tokens" in capsys.readouterr().err
+    truth = Truth(None, 1000, [Measured(0, 1, 0.5, 100.0), Measured(1024, 900, 0.25, 50.0)])
+    monkeypatch.setattr(plan, "truth_of", lambda model, settings, depths: truth)
+    check = facts(capsys, model, "--check")["check"]
+    assert check["weight_bytes"]["truth"] == 1000
+    assert check["depths"][1]["tok_s"]["error_share"] == pytest.approx(found["depths"][1]["tok_s"] / 50 - 1)
+    assert "weight " in "\n".join(planned(capsys, model, "--check"))
 
 
 def test_a_device_that_is_not_here(model: str, capsys: pytest.CaptureFixture) -> None:
     found = facts(capsys, model, "--backend", "cuda", "--memory", "24G")
-    assert (found["budget"], found["fits"]) == (24 << 30, True)
+    assert (found["budget"], found["fits"], found["depths"]) == (24 << 30, True, None)
+    assert any(line.startswith("speed ") for line in planned(capsys, model, "--backend", "cuda", "--memory", "24G"))
+    assert main(["plan", model, "--backend", "cuda", "--memory", "24G", "--check"]) == 1
+    assert "it needs a device that is there" in capsys.readouterr().err
     assert not facts(capsys, model, "--backend", "cuda", "--memory", "1G")["fits"]
     assert main(["plan", model, "--backend", "cuda", "--memory", "24G", "--cache-type", "f16/int8"]) == 1
     assert "the cuda backend has no f16/int8 cells" in capsys.readouterr().err

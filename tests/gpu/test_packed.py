@@ -126,6 +126,19 @@ def test_bias_sum_and_scale(driver, random, type_name: str) -> None:
 
 
 @pytest.mark.parametrize("type_name", TYPES)
+def test_a_product_of_gate_and_up_that_is_gated(driver, random, type_name: str) -> None:
+    """It has the bits of a product, and a gate after it, in every tile. 48 is no multiple of half a tile."""
+    board, width, half = Board(driver), width_of(type_name, 1), 48
+    matrix, _ = board.packed(type_name, blocks(type_name, (2 * half, width), random), width)
+    x = random.standard_normal((tiling.SHARED_ROWS + 1, width), np.float32)
+    gate, up = (np.ascontiguousarray(part) for part in np.split(board.linear(matrix, x, scale=0.25), 2, 1))
+    whole = board.gate("silu", "f16", gate, up, specs.GATE_SCALE["f16"])
+    for rows in (1, 9, 17, 33, 65, len(x)):
+        found = board.gated(matrix, x[:rows], "silu", "f16", 0.25, specs.GATE_SCALE["f16"])
+        assert same_bits(found, whole[:rows]), rows
+
+
+@pytest.mark.parametrize("type_name", TYPES)
 def test_embeddings(driver, random, type_name: str) -> None:
     """The same numbers that a product multiplies."""
     board, width = Board(driver), width_of(type_name, 5)

@@ -42,11 +42,13 @@ def test_splits_of_the_depth(driver, random, form: str, shape: tuple[int, int], 
     whole = board.linear(matrix, x, bias, into, 0.25, spare=3)
     expected = 0.25 * wide @ stored.T + bias + into
     assert relative(whole, expected, 0.25 * np.abs(wide) @ np.abs(stored).T + np.abs(bias) + np.abs(into)) < SUM
+    added = 0
     for rows, order in ((1, None), (1, random), (20, random), (60, None), (tiling.SHARED_ROWS, random)):
         driver.order = order
         found = board.linear(matrix, x[:rows], bias, into[:rows], 0.25, spare=3)
         assert same_bits(found, np.ascontiguousarray(whole[:rows])), rows
         assert [call.grid[1] for call in driver.launches("linear")][-1] == splits
+        assert len(driver.launches("total")) == (added := added + (rows > tiling.APART_ROWS))
 
 
 def test_counters_are_zero_again_and_memory_is_enough(driver, random) -> None:
@@ -89,6 +91,23 @@ def test_bias_sum_and_scale(driver, random, form: str, biased: bool, adds: bool)
     assert np.abs(found - expected).max() < 1e-5
 
 
+@pytest.mark.parametrize("activation", specs.ACTIVATION_CODES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n", [1, 17, 65, 129, 257])
+def test_a_product_of_gate_and_up_that_is_gated(driver, random, activation: str, form: str, n: int) -> None:
+    """It has the bits of a product, and a gate after it. 112 is no multiple of half a tile."""
+    board, (half, depth) = Board(driver), (112, 72)
+    weight, x = random.standard_normal((2 * half, depth), np.float32), random.standard_normal((n, depth), np.float32)
+    matrix, into = board.matrix(form, weight), "f16" if form == "f32" else form
+    factor = specs.GATE_SCALE[into]
+    product = board.linear(matrix, x, scale=0.25)
+    gate, up = (np.ascontiguousarray(part) for part in np.split(product, 2, 1))
+    expected = board.gate(activation, into, gate, up, factor)
+    found = board.gated(matrix, x, activation, into, 0.25, factor)
+    assert same_bits(found, expected)
+    assert found[:, :half].any()
+
+
 def test_what_is_not_finite_stays_in_its_row_and_column(driver, random) -> None:
     board, shape = Board(driver), (70, 64)
     weight, x = random.standard_normal(shape, np.float32), random.standard_normal((5, 64), np.float32)
@@ -106,8 +125,8 @@ def test_the_tile_follows_the_number_of_rows() -> None:
 
     few = [(32, 64, "shared"), (64, 64, "shared")]
     assert tiles(28672, 1) == [(16, 64, "shared")] * 2 + few + [(128, 64, "shared")] * 2 + [(256, 128, "whole")]
-    assert tiles(4096, 4) == [(16, 64, "shared")] * 2 + few + [(64, 128, "shared")] * 2 + [(256, 64, "turns")]
-    assert tiles(2048, 2) == [(16, 32, "shared")] * 2 + few + [(64, 128, "shared")] * 2 + [(256, 64, "turns")]
+    assert tiles(4096, 4) == [(16, 64, "shared")] * 2 + few + [(128, 64, "shared")] * 2 + [(256, 64, "turns")]
+    assert tiles(2048, 2) == [(16, 32, "shared")] * 2 + few + [(128, 64, "shared")] * 2 + [(256, 64, "turns")]
     for form in FORMS:
         for kernel in (specs.linear(form, *tile) for tile in tiling.tiles(form)):
             assert specs.ROWS % kernel.size("BM") == specs.COLUMNS % kernel.size("BN") == 0, "tiles are never cut"

@@ -39,7 +39,7 @@ def run(driver, kernel: Kernel, splits: Splits, form: str) -> np.ndarray:
     given = [board.put(np.ascontiguousarray(x, np.float32)) for x in (partial, ends)]
     stride = HEADS * dim + SPARE
     out = board.room(6 * stride * specs.TYPE_BYTES[form])
-    shape = (splits.peaks.shape[1], HEADS, dim, dim, stride, specs.FORM_CODES[form], 0)
+    shape = (splits.peaks.shape[1], HEADS, dim, dim, stride, specs.FORM_CODES[form], 0, specs.head_block(dim))
     grid = (len(TOKENS), HEADS, specs.head_block(dim) // kernel.size("PIECE"))
     board.launch(kernel, grid, *given, board.put(np.array(TOKENS, np.int32)), out, *shape)
     return board.get(out, (6, stride), form)
@@ -52,7 +52,7 @@ def test_every_form_and_number_of_splits(driver, form: str, dim: int, n: int, de
     """One split more than there is room for at a time, and splits without a key between others."""
     seen = np.arange(n) % 3 != 1
     splits = Splits(n, dim, seen)
-    found = decoded(run(driver, specs.reduce(dim, deep), splits, form), form)
+    found = decoded(run(driver, specs.reduce(deep), splits, form), form)
     expected = splits.expected().reshape(len(TOKENS), -1)
     error = np.abs(found[TOKENS, : HEADS * dim] - expected).max() / np.abs(expected).max()
     assert error < ROUNDOFF[form] + 2e-6
@@ -62,21 +62,21 @@ def test_every_form_and_number_of_splits(driver, form: str, dim: int, n: int, de
 
 def test_rounding_to_a_form_is_the_last_step(driver) -> None:
     splits = Splits(5, 64, np.ones(5, bool))
-    wide = run(driver, specs.reduce(64, False), splits, "f32")[TOKENS, : HEADS * 64]
+    wide = run(driver, specs.reduce(False), splits, "f32")[TOKENS, : HEADS * 64]
     for form in ("f16", "bf16"):
-        found = decoded(run(driver, specs.reduce(64, False), splits, form), form)[TOKENS, : HEADS * 64]
+        found = decoded(run(driver, specs.reduce(False), splits, form), form)[TOKENS, : HEADS * 64]
         assert (found == as_stored(wide, form)).all()
 
 
 @pytest.mark.parametrize("n", [8, 19, 41])
 def test_loading_several_splits_at_a_time_changes_no_bit(driver, n: int) -> None:
     """Nor do splits without a key at the end, which a bucket adds."""
-    kernel = specs.reduce(64, False)
-    single = replace(kernel, constants=(("BD", 64), ("PIECE", 64), ("MANY", 1), specs.EARLY))
+    kernel = specs.reduce(False)
+    single = replace(kernel, constants=(("PIECE", 64), ("MANY", 1), specs.EARLY))
     splits = Splits(n, 64, np.ones(n, bool))
     found = run(driver, kernel, splits, "f32")[TOKENS, : HEADS * 64]
     assert same_bits(found, run(driver, single, splits, "f32")[TOKENS, : HEADS * 64])
-    assert same_bits(found, run(driver, specs.reduce(64, True), splits, "f32")[TOKENS, : HEADS * 64])
+    assert same_bits(found, run(driver, specs.reduce(True), splits, "f32")[TOKENS, : HEADS * 64])
     longer = Splits(n + 5, 64, np.arange(n + 5) < n)
     for name in ("peaks", "masses", "sums"):
         getattr(longer, name)[:, :n] = getattr(splits, name)
@@ -86,9 +86,9 @@ def test_loading_several_splits_at_a_time_changes_no_bit(driver, n: int) -> None
 def test_a_token_that_sees_nothing(driver) -> None:
     """As a row that pads a bucket: the others are as without it."""
     splits = Splits(9, 64, np.ones(9, bool))
-    whole = run(driver, specs.reduce(64, False), splits, "f32")
+    whole = run(driver, specs.reduce(False), splits, "f32")
     splits.peaks[1], splits.masses[1], splits.sums[1] = -np.inf, 0, np.nan
-    found = run(driver, specs.reduce(64, False), splits, "f32")
+    found = run(driver, specs.reduce(False), splits, "f32")
     assert np.isnan(found[TOKENS[1]]).all()
     assert same_bits(found[[TOKENS[0], TOKENS[2]]], whole[[TOKENS[0], TOKENS[2]]]), "the spare numbers are equal too"
 
@@ -97,6 +97,6 @@ def test_a_split_with_nan_alone(driver) -> None:
     """It has no peak, but it was seen: the head is NaN."""
     splits = Splits(9, 64, np.ones(9, bool))
     splits.peaks[0, 3, 1], splits.masses[0, 3, 1], splits.sums[0, 3, 1] = -np.inf, np.nan, np.nan
-    found = run(driver, specs.reduce(64, False), splits, "f32")[TOKENS, : HEADS * 64].reshape(3, HEADS, 64)
+    found = run(driver, specs.reduce(False), splits, "f32")[TOKENS, : HEADS * 64].reshape(3, HEADS, 64)
     assert np.isnan(found[0, 1]).all()
     assert np.isfinite(np.delete(found.reshape(-1, 64), 1, 0)).all()

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from kvarn.backends import open_backend
 from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.choice import device_for
 from kvarn.backends.cpu import Cpu
@@ -19,15 +20,17 @@ from kvarn.cli.plan_words import show
 from kvarn.cli.progress import ProgressLine
 from kvarn.cli.table import print_json
 from kvarn.errors import KvarnError, OutOfMemory
-from kvarn.forecast.device import LAYOUT, OnDevice, on_device
-from kvarn.forecast.forecast import Forecast, foresee
+from kvarn.forecast.device import LAYOUT, OnDevice, on_device, speed_on_device
+from kvarn.forecast.forecast import PROMPT, Forecast, checked_depths, foresee
 from kvarn.forecast.machine import rates_of
 from kvarn.forecast.memory import resident_bytes
+from kvarn.forecast.miniature import Seconds
 from kvarn.forecast.outlined import Outlined
-from kvarn.forecast.report import as_json, compared, device_json
+from kvarn.forecast.report import as_json, compared, compared_on_device, device_json
 from kvarn.lasting.settings import tier_settings
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.headers import open_headers
+from kvarn.loading.progress import Progress
 
 FACTORS = {"k": 1 << 10, "m": 1 << 20}
 
@@ -88,7 +91,9 @@ def run(args: argparse.Namespace) -> None:
         device = device_of(args, config, checkpoint)
         facts = model_json(args, checkpoint)
         if device is not None:
-            facts |= device_json(device)
+            depths, prompt = checked_depths(config.context, args.depth), min(PROMPT, config.context - 1) or 1
+            speed = speed_of(args, device, config, checkpoint, (*depths, prompt), line)
+            facts |= device_json(device, speed, depths, prompt)
         else:
             backend, evicted = Cpu(make_pool(args.threads)), tiers.host_bytes or 0
             model = Outlined.of_headers(checkpoint, backend, args.max_batch_tokens, process, evicted)
@@ -96,9 +101,12 @@ def run(args: argparse.Namespace) -> None:
             budget = available_bytes() if args.memory is None else args.memory
             forecast = foresee(model, config, rates, args.depth, budget)
             facts |= host_json(args, model) | as_json(forecast)
-    if args.check:
-        if device is not None:
-            raise KvarnError("--check is for the cpu backend: `kvarn bench` measures a device")
+    if args.check and device is not None:
+        if speed is None:
+            raise KvarnError("--check loads the model: it needs a device that is there and has room for it")
+        truth = truth_of(args.model, settings | {"backend": "cuda"}, depths)
+        facts["check"] = compared_on_device(device, speed, truth.weights, truth.speed)
+    elif args.check:
         facts["check"] = check(args, settings, forecast)
     if args.json:
         print_json(facts)
@@ -116,6 +124,22 @@ def device_of(args: argparse.Namespace, config: CacheConfig, checkpoint: Checkpo
         return None
     device = device_for(args.backend, config, checkpoint)
     return None if device is None else on_device(device.name, device.free_bytes, checkpoint, config)
+
+
+def speed_of(
+    args: argparse.Namespace,
+    device: OnDevice,
+    config: CacheConfig,
+    checkpoint: Checkpoint,
+    depths: tuple[int, ...],
+    progress: Progress,
+) -> dict[int, Seconds] | None:
+    """By depth; None: the device is not there, or the model does not fit."""
+    if args.memory is not None or not device.fits:
+        return None
+    backend = open_backend("cuda", progress=progress)
+    given = (backend, checkpoint, config, args.max_batch_tokens, sorted({*depths}))
+    return speed_on_device(*given, fresh=args.fresh, progress=progress)
 
 
 def model_json(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Any]:

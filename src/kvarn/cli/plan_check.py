@@ -20,6 +20,7 @@ from kvarn.llm import LLM
 
 class Truth(NamedTuple):
     held: int | None  # bytes
+    weights: int  # bytes
     speed: list[Measured]
 
 
@@ -30,7 +31,7 @@ def truth_of(model: str, settings: Mapping[str, Any], depths: Sequence[int]) -> 
     if done.returncode:
         raise Failed  # it has said why
     found = json.loads(done.stdout)
-    return Truth(found["held"], [Measured(**each) for each in found["speed"]])
+    return Truth(found["held"], found["weights"], [Measured(**each) for each in found["speed"]])
 
 
 def main() -> int:
@@ -44,7 +45,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print(json.dumps({"held": held_bytes(llm.memory), "speed": [asdict(each) for each in speed]}))
+    sizes = {"held": held_bytes(llm.memory), "weights": llm.program.nbytes}
+    print(json.dumps(sizes | {"speed": [asdict(each) for each in speed]}))
     return 0
 
 

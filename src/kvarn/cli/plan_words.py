@@ -70,7 +70,6 @@ def in_mib(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def show_device(facts: Facts) -> None:
-    """Of a device only memory is known in advance."""
     sizes, cache = facts["device"], facts["cache"]
     line("device", printable(facts["backend"]["device"]))
     print()
@@ -79,7 +78,17 @@ def show_device(facts: Facts) -> None:
     for name, words in (("weights", ""), ("cache", f"{cells}; {longest}"), ("beside", "context, workspace, margin")):
         line(name, f"{human_bytes(sizes[name]):>10}  {words}")
     line("total", f"{human_bytes(sizes['total']):>10}  {verdict(facts)}")
-    print("\nspeed of a device: `kvarn bench` measures it")
+    print()
+    if facts["depths"] is None:
+        line("speed", "is measured on the device itself, if the model fits there")
+        return
+    rows = [(f"{e['depth']:,}", rate(e["tok_s"]), seconds(e["first_token_seconds"])) for e in facts["depths"]]
+    print_table(("depth", "tokens/s", "first token"), rows, left=0)
+    print()
+    line("prompt", f"{rate(facts['prompt']['tok_s'])} tokens/s for {counted(facts['prompt']['tokens'], 'token')}")
+    if "check" in facts:
+        print()
+        show_check(facts["check"])
 
 
 def verdict(facts: Facts) -> str:
@@ -115,8 +124,10 @@ def show_options(facts: Facts) -> None:
 
 def show_check(check: Facts) -> None:
     rows: list[Sequence[str]] = []
-    if check["memory_bytes"] is not None:
-        rows.append(check_row("memory", check["memory_bytes"], lambda n: f"{n / 2**20:,.1f} MiB"))
+    for name in ("memory", "weight"):
+        sizes = check.get(f"{name}_bytes")
+        if sizes is not None:
+            rows.append(check_row(name, sizes, lambda n: f"{n / 2**20:,.1f} MiB"))
     for each in check["depths"]:
         rows.append(check_row(f"tokens/s at {each['depth']:,}", each["tok_s"], rate))
         name = f"first token of {each['prompt_tokens']:,}"

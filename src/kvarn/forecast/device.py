@@ -1,17 +1,24 @@
-"""What a model needs on a device with memory of its own. There is no forecast of its speed.
+"""What a model needs on a device with memory of its own, and how fast it will be there.
 
 Weights are what `backends/cuda/limits.py` counts. The cache takes what is left, as `cache/room.py` decides. Context,
-workspace and margin are one number there, and here.
+workspace and margin are one number there, and here. Speed comes from trials on the device (miniature.py), which are
+kept as those of the host are (machine.py).
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvarn.backends.base import Backend
 from kvarn.backends.choice import BESIDE
 from kvarn.backends.cuda.limits import weight_bytes
 from kvarn.cache.plan import CacheConfig, Plan, plan
 from kvarn.cache.room import plan_into
 from kvarn.errors import OutOfMemory
+from kvarn.forecast import machine, miniature
+from kvarn.forecast.miniature import Seconds
 from kvarn.loading.checkpoint import Checkpoint
+from kvarn.loading.progress import Progress
 
 LAYOUT, AHEAD = "head-major", 1  # of the cuda backend
 
@@ -42,3 +49,28 @@ def on_device(name: str, free: int, checkpoint: Checkpoint, config: CacheConfig)
         except OutOfMemory:
             fits = False
     return OnDevice(name, weights, BESIDE, needed, free, fits)
+
+
+def speed_on_device(
+    backend: Backend,
+    checkpoint: Checkpoint,
+    config: CacheConfig,
+    max_tokens: int,
+    depths: Sequence[int],
+    *,
+    fresh: bool,
+    progress: Progress,
+) -> dict[int, Seconds]:
+    """By depth, for one sequence; measured as far as it is not known. `fresh`: measure all of it again."""
+    facts = backend.facts()
+    name = ", ".join(facts[key] for key in ("device", "driver", "revision") if key in facts)
+    kept = {} if fresh else machine.read(name, time.time())
+    figure = miniature.figure(checkpoint, config, max_tokens)
+    named = {depth: (f"step {figure} at {depth}", f"first {figure} at {depth}") for depth in depths}
+    missing = [depth for depth in depths if not set(named[depth]) <= kept.keys()]
+    if missing:
+        found = miniature.foreseen(backend, checkpoint, config, max_tokens, missing, progress)
+        for depth, seconds in zip(missing, found, strict=True):
+            kept |= {key: (value, time.time()) for key, value in zip(named[depth], seconds, strict=True)}
+        machine.write(name, kept)
+    return {depth: Seconds(*(kept[key][0] for key in named[depth])) for depth in depths}

@@ -56,13 +56,7 @@ def foresee(
     model: Outlined, config: CacheConfig, rates: Rates, depths: Sequence[int] | None, budget: int | None
 ) -> Forecast:
     planned = model.plan(config)
-    chosen = usual_depths(planned.context) if depths is None else tuple(depths)
-    for depth in chosen:
-        if depth >= planned.context:
-            raise KvarnError(
-                f"--depth {depth}: the context has {planned.context:,} tokens, and one must be left to compute; "
-                "raise -c, or lower --depth"
-            )
+    chosen = checked_depths(planned.context, depths)
     speed = Speed(model.work, planned, rates)
     prompt = max(min(PROMPT, planned.context - 1), 1)
     room = Room(budget or 0, lambda other: model.memory(model.plan(other)).total, model.config.context)
@@ -88,6 +82,18 @@ def at_depth(speed: Speed, depth: int) -> AtDepth:
         bytes_per_token=read,
         first_token_s=speed.prompt(max(depth, 1)),
     )
+
+
+def checked_depths(context: int, depths: Sequence[int] | None) -> tuple[int, ...]:
+    """Those that were asked for, or the usual ones."""
+    chosen = usual_depths(context) if depths is None else tuple(depths)
+    for depth in chosen:
+        if depth >= context:
+            raise KvarnError(
+                f"--depth {depth}: the context has {context:,} tokens, and one must be left to compute; "
+                "raise -c, or lower --depth"
+            )
+    return chosen
 
 
 def usual_depths(context: int) -> tuple[int, ...]:

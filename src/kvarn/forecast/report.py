@@ -1,12 +1,13 @@
 """A forecast as JSON: what `kvarn plan --json` prints and `GET /kvarn/plan` answers. Also beside the truth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvarn.cache.plan import CacheConfig, Plan
 from kvarn.forecast.device import OnDevice
 from kvarn.forecast.forecast import AtDepth, Forecast
 from kvarn.forecast.memory import Memory
+from kvarn.forecast.miniature import Seconds
 from kvarn.forecast.room import Option
 from kvarn.forecast.truth import Measured
 
@@ -27,8 +28,8 @@ def as_json(forecast: Forecast) -> Json:
     }
 
 
-def device_json(model: OnDevice) -> Json:
-    """Instead of `as_json`, for a model on a device."""
+def device_json(model: OnDevice, speed: Mapping[int, Seconds] | None, depths: Sequence[int], prompt: int) -> Json:
+    """Instead of `as_json`, for a model on a device. `prompt`: tokens of the prompt whose speed is told."""
     sizes = {"weights": model.weights, "beside": model.beside, "cache": model.plan.nbytes, "total": model.total}
     return {
         "backend": {"name": "cuda", "device": model.name},
@@ -36,7 +37,13 @@ def device_json(model: OnDevice) -> Json:
         "device": sizes,
         "budget": model.budget,
         "fits": model.fits,
+        "depths": None if speed is None else [_on_device(depth, speed[depth]) for depth in depths],
+        "prompt": None if speed is None else {"tokens": prompt, "tok_s": prompt / speed[prompt].first},
     }
+
+
+def _on_device(depth: int, seconds: Seconds) -> Json:
+    return {"depth": depth, "tok_s": 1 / seconds.step, "first_token_seconds": seconds.first}
 
 
 def depth_json(at: AtDepth) -> Json:
@@ -91,20 +98,30 @@ def option_json(option: Option, asked: CacheConfig) -> Json:
 
 def compared(forecast: Forecast, held: int | None, measured: Sequence[Measured]) -> Json:
     """Forecast, truth and error. An error is the forecast over the truth, minus 1."""
-    rows = []
-    for each in measured:
-        decode = 1 / forecast.speed.decode(each.depth)
-        first = forecast.speed.prompt(each.prompt)
-        rows.append(
-            {
-                "depth": each.depth,
-                "tok_s": pair(decode, each.decode_tok_s),
-                "prompt_tokens": each.prompt,
-                "first_token_seconds": pair(first, each.first_token_s),
-            }
-        )
+    speed = forecast.speed
+    seconds = [Seconds(speed.decode(each.depth), speed.prompt(each.prompt)) for each in measured]
     memory = None if held is None else pair(forecast.memory.total, held)
-    return {"memory_bytes": memory, "depths": rows}
+    return {"memory_bytes": memory, "depths": _beside(seconds, measured)}
+
+
+def compared_on_device(
+    model: OnDevice, speed: Mapping[int, Seconds], weights: int, measured: Sequence[Measured]
+) -> Json:
+    """The same. Of the device's memory, what weights take is compared: the rest is what is left."""
+    rows = _beside([speed[each.depth] for each in measured], measured)
+    return {"weight_bytes": pair(model.weights, weights), "depths": rows}
+
+
+def _beside(seconds: Sequence[Seconds], measured: Sequence[Measured]) -> list[Json]:
+    return [
+        {
+            "depth": each.depth,
+            "tok_s": pair(1 / foreseen.step, each.decode_tok_s),
+            "prompt_tokens": each.prompt,
+            "first_token_seconds": pair(foreseen.first, each.first_token_s),
+        }
+        for foreseen, each in zip(seconds, measured, strict=True)
+    ]
 
 
 def pair(forecast: float, truth: float) -> Json:

@@ -18,6 +18,7 @@ from kvarn.backends.cpu.memory import CpuMemory
 from kvarn.bench.ids import RandomIds
 from kvarn.engine.engine import Engine
 from kvarn.engine.params import SamplingParams
+from kvarn.errors import KvarnError
 from kvarn.forecast.memory import resident_bytes
 from kvarn.llm import LLM
 from kvarn.loading.progress import Progress
@@ -67,15 +68,15 @@ def measured_speed(llm: LLM, depths: Sequence[int], progress: Progress) -> list[
     longest = max(depths, default=0) + TOKENS
     ids = RandomIds(llm.config.vocab_size, longest)
     found = []
-    _measure(llm.engine, 0, ids(len(depths), longest))  # the first steps of a program take longer
+    measured_at(llm.engine, 0, ids(len(depths), longest))  # the first steps of a program take longer
     for done, depth in enumerate(depths):
         progress(f"measuring at a depth of {depth:,}", done, len(depths))
-        found.append(_measure(llm.engine, depth, ids(done, longest)))
+        found.append(measured_at(llm.engine, depth, ids(done, longest)))
     progress("measuring", len(depths), len(depths))
     return found
 
 
-def _measure(engine: Engine, depth: int, ids: Sequence[int]) -> Measured:
+def measured_at(engine: Engine, depth: int, ids: Sequence[int]) -> Measured:
     """Prompts of other depths begin with other tokens, so nothing is reused."""
     room = engine.cache.longest - TOKENS  # the context must not end the answer
     prompt = max(min(depth - (TOKENS + WARM) // 2, room), 1)
@@ -83,7 +84,8 @@ def _measure(engine: Engine, depth: int, ids: Sequence[int]) -> Measured:
     request = engine.add(ids[:prompt], ENDLESS, salt=b"%d" % depth)
     try:
         while not engine.step():
-            pass
+            if not engine.busy:
+                raise KvarnError("the model computes numbers that are not finite: its speed cannot be measured")
         first = time.perf_counter() - start
         times = []
         for _ in range(TOKENS - 1):

@@ -15,7 +15,7 @@ from kvarn.backends.cuda import specs, tiling
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.planes import expanded
-from kvarn.backends.cuda.products import Products
+from kvarn.backends.cuda.products import Gate, Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import align, ceil_div
@@ -94,7 +94,7 @@ class Board:
         ids = (self.put(np.array(each, np.int32)) for each in (tokens, sampled))
         given = *ids, self.put(encoded(widened(weight, stride), form))
         out = self.room(4 * len(tokens) * width)
-        self.rows(specs.embed(form), len(tokens), width, *given, out, width, stride, scale)
+        self.rows(specs.embed(), len(tokens), width, *given, out, width, stride, scale, specs.FORM_CODES[form])
         return self.get(out, (len(tokens), width), "f32")
 
     def norm(self, form: str, x: Array, weight: Array, eps: float, spare: int = 0) -> Array:
@@ -103,7 +103,7 @@ class Board:
         out_stride = align(width, tiling.DEPTH)
         out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         args = (self.put(widened(x, stride)), self.put(weight), out, width, stride, out_stride, eps)
-        self.launch(specs.norm(form), (n, 1, 1), *args)
+        self.launch(specs.norm(), (n, 1, 1), *args, specs.FORM_CODES[form])
         return self.get(out, (n, out_stride), form)
 
     def norm_add(self, x: Array, weight: Array, into: Array, eps: float, spare: int = 0) -> Array:
@@ -132,8 +132,8 @@ class Board:
         (n, width), stride, out_stride = gate.shape, gate.shape[1] + spare, align(gate.shape[1], tiling.DEPTH)
         out = self.room(n * out_stride * specs.TYPE_BYTES[form], 0)
         given = self.put(widened(gate, stride)), self.put(widened(up, width + 2 * spare))
-        strides = (stride, width + 2 * spare, out_stride)
-        self.rows(specs.gate(activation, form), n, width, *given, out, width, *strides, scale)
+        strides, code = (stride, width + 2 * spare, out_stride), specs.ACTIVATION_CODES[activation]
+        self.rows(specs.gate(), n, width, *given, out, width, *strides, scale, code, specs.FORM_CODES[form])
         return self.get(out, (n, out_stride), form)
 
     def angles(self, positions: Sequence[int], turns: Array, magnitude: float = 1.0) -> tuple[Array, Array]:
@@ -178,6 +178,20 @@ class Board:
         self.rows(specs.embed_packed(), len(tokens), width, *places, *sizes, *shape, scale * matrix.scale)
         return self.get(out, (len(tokens), width), "f32")
 
+    def gated(self, matrix: Matrix, x: Array, activation: str, form: str, scale: float, factor: float) -> Array:
+        """A product of gate and up, with the padding, which the kernel leaves as it is: zero."""
+        n, stride = len(x), align(matrix.n_rows // 2, tiling.DEPTH)
+        out = self.room(n * stride * specs.TYPE_BYTES[form], 0)
+        gate = Gate(specs.ACTIVATION_CODES[activation], specs.FORM_CODES[form], factor)
+        Products(self.driver).launch(self._inputs(matrix, x), matrix, out, stride, n, scale=scale, gate=gate)
+        return self.get(out, (n, stride), form)
+
+    def _inputs(self, matrix: Matrix, x: Array) -> int:
+        """Rows of x behind the last one, up to a whole tile, are NaN."""
+        rows = np.full((align(len(x), specs.ROWS), matrix.depth), np.nan, np.float32)
+        rows[: len(x)] = widened(x, matrix.depth, 0.0)
+        return self.put(encoded(rows, matrix.form))
+
     def linear(
         self,
         matrix: Matrix,
@@ -187,13 +201,10 @@ class Board:
         scale: float = 1.0,
         spare: int = 0,
     ) -> Array:
-        """Rows of x behind the last one, up to a whole tile, are NaN."""
         n, stride = len(x), matrix.n_rows + spare
-        rows = np.full((align(n, specs.ROWS), matrix.depth), np.nan, np.float32)
-        rows[:n] = widened(x, matrix.depth, 0.0)
         out = self.room(4 * n * stride) if into is None else self.put(widened(into, stride))
         added = 0 if bias is None else self.put(np.asarray(bias, np.float32))
-        given = self.put(encoded(rows, matrix.form))
+        given = self._inputs(matrix, x)
         products = Products(self.driver)
         products.reserve([matrix])
         products.launch(given, matrix, out, stride, n, added, int(into is not None), scale)

@@ -24,7 +24,7 @@ from kvarn.backends.cuda.buffers import Allocation, Rows, View, Workspace
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory, query_width
-from kvarn.backends.cuda.products import Products
+from kvarn.backends.cuda.products import Gate, Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix, Weights
 from kvarn.cache.spec import ceil_div
@@ -73,8 +73,9 @@ class Hidden:
 
     def launch(self, driver: Device, n_rows: int, out: int) -> None:
         """In f32, of the wanted rows."""
-        args = (self.x.address, self.weight, out, self.x.width, self.x.stride, self.x.width, self.eps)
-        driver.launch(driver.function(specs.norm("f32")), (n_rows, 1, 1), args)
+        widths = (self.x.width, self.x.stride, self.x.width)
+        args = (self.x.address, self.weight, out, *widths, self.eps, specs.FORM_CODES["f32"])
+        driver.launch(driver.function(specs.norm()), (n_rows, 1, 1), args)
 
 
 @dataclass(slots=True)
@@ -102,6 +103,10 @@ def _alone(segment: kinds.Segment) -> str:
     return segment.matrix if segment.into or segment.out.width % ALIGNED else ""
 
 
+def _name(segments: Sequence[kinds.Segment]) -> str:
+    return "+".join(s.matrix.removesuffix(".weight") for s in segments)
+
+
 class _Emitter:
     def __init__(self, fused: Sequence[Kind], norm_eps: float, weights: Weights, driver: Device) -> None:
         self.eps, self.weights, self.driver = norm_eps, weights, driver
@@ -115,6 +120,7 @@ class _Emitter:
                 self.forms[kind.x] = list(dict.fromkeys(weights.form(s.matrix) for s in kind.segments))
             elif isinstance(kind, kinds.Logits):
                 self.forms[kind.x] = [weights.form(kind.weight)]
+        self.gates = {kind.gate: kind for kind in fused if isinstance(kind, kinds.Gate)}
         self.narrowed = {x for kind in fused if isinstance(kind, kinds.Select) for x in kind.values}
         self.views: dict[Value, View] = {}  # values in f32
         self.formed: dict[Value, dict[str, Rows]] = {}  # values in the forms of matrices
@@ -224,8 +230,9 @@ class _Emitter:
         matrix, out = self.weights.matrix(kind.weight), self._view(kind.out)
         planes, ids = matrix.planes, (Input("tokens"), Input("sampled"))
         if planes is None:
-            args = (*ids, matrix.address, out, out.width, matrix.depth, kind.scale)
-            self._launch(kind.weight, specs.embed(matrix.form), args, out.width)
+            form = specs.FORM_CODES[matrix.form]
+            args = (*ids, matrix.address, out, out.width, matrix.depth, kind.scale, form)
+            self._launch(kind.weight, specs.embed(), args, out.width)
             return
         shape = (planes.bits, planes.field, int(planes.offsets), planes.blocks, planes.span, planes.tiles, planes.words)
         places = (*ids, matrix.address, matrix.headers, out, out.width, matrix.padded, matrix.units)
@@ -234,8 +241,8 @@ class _Emitter:
     def _norm(self, kind: kinds.Norm) -> None:
         x, weight = self._read(kind.x), self.weights.vector(kind.weight)
         for out in self._outputs(kind.out):
-            args = (x, weight, out, x.width, x.stride, out.stride, self.eps)
-            self._launch(kind.weight, specs.norm(out.form), args)
+            args = (x, weight, out, x.width, x.stride, out.stride, self.eps, specs.FORM_CODES[out.form])
+            self._launch(kind.weight, specs.norm(), args)
         self.final = kind.out, Hidden(x, weight, self.eps)
 
     def _norm_add(self, kind: kinds.NormAdd) -> None:
@@ -251,6 +258,9 @@ class _Emitter:
         for _, found in groupby(kind.segments, key=lambda s: (self.weights.product(s.matrix), _alone(s))):
             segments = list(found)
             form = self.weights.form(segments[0].matrix)
+            if (gate := self._gate_of(segments)) is not None:
+                self._gated(self.formed[kind.x][form], segments, gate, self.scaled.get(kind.x, 1.0))
+                continue
             if segments[0].into is not None:
                 out = self._replace(segments[0].into, segments[0].out)
             else:
@@ -271,22 +281,48 @@ class _Emitter:
         biased = any(s.bias for s in segments)
         bias = self.weights.vectors(*((s.bias, s.out.width) for s in segments)) if biased else 0
         adds = int(segments[0].into is not None)
-        name = "+".join(s.matrix.removesuffix(".weight") for s in segments)
         products, count = self.products, self._count()
 
         def run(memory: CudaMemory, frame: Frame) -> None:
             products.launch(x.address, matrix, out.address, out.stride, count(frame), bias, adds, scale)
 
-        self.operations.append(Operation(name, run))
+        self.operations.append(Operation(_name(segments), run))
+
+    def _gate_of(self, segments: Sequence[kinds.Segment]) -> kinds.Gate | None:
+        """The gate that the product of these matrices can do itself."""
+        gate = self.gates.get(segments[0].out)
+        if gate is None or [s.out for s in segments] != [gate.gate, gate.up] or len(self.forms[gate.out]) != 1:
+            return None
+        fits = Gate.fits(self.weights.matrix(*(s.matrix for s in segments)))
+        return gate if fits and not any(s.bias for s in segments) else None
+
+    def _gated(self, x: Rows, segments: Sequence[kinds.Segment], kind: kinds.Gate, scale: float) -> None:
+        """A product of gate and up whose output is that of the gate."""
+        matrix = self.weights.matrix(*(s.matrix for s in segments))
+        factor, (out,) = self._factor(kind), self._outputs(kind.out)
+        gate = Gate(specs.ACTIVATION_CODES[kind.activation], specs.FORM_CODES[out.form], factor)
+        products, count = self.products, self._count()
+
+        def run(memory: CudaMemory, frame: Frame) -> None:
+            products.launch(x.address, matrix, out.address, out.stride, count(frame), scale=scale, gate=gate)
+
+        self.operations.append(Operation(_name(segments), run))
+
+    def _factor(self, kind: kinds.Gate) -> float:
+        """What the output of a gate is multiplied by, in all its forms. The product that reads it undoes that."""
+        factor = min(specs.GATE_SCALE[form] for form in self.forms[kind.out])
+        self.scaled[kind.out] = 1 / factor
+        return factor
 
     def _gate(self, kind: kinds.Gate) -> None:
-        gate, up = self._read(kind.gate), self._read(kind.up)
-        forms = self.forms[kind.out]
-        factor = min(specs.GATE_SCALE[form] for form in forms)  # one for all forms: the product undoes it
-        self.scaled[kind.out] = 1 / factor
+        if kind.out in self.formed:  # a product did it
+            return
+        gate, up, factor = self._read(kind.gate), self._read(kind.up), self._factor(kind)
+        activation = specs.ACTIVATION_CODES[kind.activation]
         for out in self._outputs(kind.out):
-            args = (gate, up, out, gate.width, gate.stride, up.stride, out.stride, factor)
-            self._launch(f"gate {kind.out.id}", specs.gate(kind.activation, out.form), args, gate.width)
+            strides, form = (gate.stride, up.stride, out.stride), specs.FORM_CODES[out.form]
+            args = (gate, up, out, gate.width, *strides, factor, activation, form)
+            self._launch(f"gate {kind.out.id}", specs.gate(), args, gate.width)
 
     def _attention(self, kind: kinds.Attention) -> None:
         if len(self.forms.get(kind.out, ())) != 1:

@@ -183,7 +183,7 @@ class CudaMemory:
             return
         group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
         spec, partial = group.spec, self._scratch.address
-        added = specs.reduce(spec.v_dim, deep=n_splits > specs.DEEP)
+        added = specs.reduce(deep=n_splits > specs.DEEP)
         function, reduce = map(self.driver.function, (specs.decode(self._cells, spec.k_dim), added))
         args = self._arguments(layer, frame, q, scale)
         heads = group.stored_heads * ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
@@ -197,7 +197,7 @@ class CudaMemory:
             where = (out.address, *_how(out))
             self.driver.launch(function, (programs, heads, n), (*args, tokens, n_splits, *sums, *where))
             if programs > 1:
-                shape = (n_splits, spec.n_heads, spec.v_dim, group.widths[1], *_how(out), group.turned[1])
+                shape = (n_splits, spec.n_heads, spec.v_dim, group.widths[1], *_how(out), group.turned[1], width)
                 pieces = (n, spec.n_heads, width // specs.REDUCED)
                 self.driver.launch(reduce, pieces, (*sums, tokens, out.address, *shape))
 

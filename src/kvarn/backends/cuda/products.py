@@ -5,12 +5,25 @@ the arithmetic. The tile follows from the number of rows, and has no effect on a
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kvarn.backends.cuda import specs, tiling
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import ceil_div
+
+
+class Gate(NamedTuple):
+    """What becomes of a product of gate and up, which are stored one after the other."""
+
+    activation: int  # specs.ACTIVATION_CODES
+    form: int  # of the output, specs.FORM_CODES
+    factor: float
+
+    @staticmethod
+    def fits(matrix: Matrix) -> bool:
+        return matrix.splits == 1 and matrix.n_rows % (2 * specs.GATED_MULTIPLE) == 0
 
 
 class Products:
@@ -47,10 +60,11 @@ class Products:
         bias: int = 0,
         adds: int = 0,
         scale: float = 1.0,
+        gate: Gate | None = None,
         tiled: tuple[tiling.Tile, str] | None = None,
     ) -> None:
-        """out = scale x matrix + bias, or out += the same. x, out and bias are addresses; a bias may be 0. The tile
-        follows from the number of rows, if it is not given."""
+        """out = scale x matrix + bias, or out += the same, or what a gate makes of the product. x, out and bias are
+        addresses; a bias may be 0. The tile follows from the number of rows, if it is not given."""
         if not n_rows:
             return
         tile, mode = tiled or tiling.tile_for(matrix.kind, n_rows, matrix.n_rows, matrix.splits)
@@ -65,9 +79,15 @@ class Products:
         else:
             kernel, steps = specs.linear_packed(matrix.planes, tile, mode), matrix.units
             places, sizes = (matrix.address, matrix.headers), (matrix.padded, matrix.depth, matrix.units)
+        end = (out_stride, scale * matrix.scale, int(bias != 0), adds, matrix.splits)
+        apart = mode == "shared" and matrix.splits > 1 and n_rows > tiling.APART_ROWS
+        gating = (0, 0, 0, 0.0) if gate is None else (gate.activation, matrix.n_rows // 2, gate.form, gate.factor)
         args = (
-            *(x, *places, bias, out, partial, counters),
-            *(n_rows, matrix.n_rows, *sizes, out_stride),
-            *(scale * matrix.scale, int(bias != 0), adds, matrix.splits, ceil_div(steps, matrix.splits)),
+            *(x, *places, bias, out, partial, counters, n_rows, matrix.n_rows, *sizes),
+            *(*end, ceil_div(steps, matrix.splits), int(apart), *gating),
         )
         self._driver.launch(self._driver.function(kernel), grid, args)
+        if apart:
+            grid = (n_rows, ceil_div(matrix.n_rows, specs.STRETCH), 1)
+            args = (partial, bias, out, n_rows, matrix.n_rows, *end, tile.rows, tile.columns)
+            self._driver.launch(self._driver.function(specs.total()), grid, args)

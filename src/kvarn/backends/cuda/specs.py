@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from kvarn.backends.cuda.planes import KINDS, PACKED, Planes
-from kvarn.backends.cuda.tiling import DEPTH, Tile, tiles
+from kvarn.backends.cuda.tiling import DEPTH, LOWEST, MOST_SPLITS, NARROWEST, Tile, tiles
 
 Constant = int | float | str
 
@@ -21,6 +21,7 @@ TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # of matrices and of pla
 CODED = ("int8", "int6", "int4")  # cells that are codes; they are multiplied in bf16
 CODEC_CODES = {"bf16": 2, "int8": 3, "int4": 4, "int6": 5}  # of what a pair K/V may have, for kernels
 TYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+ACTIVATION_CODES = {"silu": 1, "gelu": 2}  # of gates in a product; 0: none
 FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form of their output at run time
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
@@ -40,6 +41,7 @@ PREFILL_ROWS = 64  # query rows of a program of `prefill`
 ROWS = 256  # workspaces have a multiple of this many rows
 COLUMNS = 256  # matrices are padded to a multiple of this many rows (columns of the output)
 ROW_GROUP = 8  # row tiles that take turns over one tile of weights, while it is in the device's cache
+GATED_MULTIPLE = 16  # numbers of gate and of up must be a multiple of this, or they are gated by a kernel of its own
 GATE_SCALE = {"f32": 1.0, "f16": 2.0**-6, "bf16": 1.0}  # what outputs of gates are multiplied by, for their range
 STRETCH = 1024  # numbers that a program of an elementwise kernel computes
 ROW_STRETCH = 4096  # numbers of a row that a norm takes at a time
@@ -94,15 +96,15 @@ def _arguments(text: str, **types: str) -> tuple[tuple[str, str], ...]:
 
 
 @cache
-def embed(weight: str) -> Kernel:
-    text = "tokens:*i32 sampled:*i32 weight:*F out:*fp32 width:i32 weight_stride:i64 scale:fp32"
-    return Kernel("embed", _arguments(text, F=TYPES[weight]), (("BLOCK", STRETCH), EARLY))
+def embed() -> Kernel:
+    text = "tokens:*i32 sampled:*i32 weight:*fp32 out:*fp32 width:i32 weight_stride:i64 scale:fp32 form:i32"
+    return Kernel("embed", _arguments(text), (("BLOCK", STRETCH), EARLY))
 
 
 @cache
-def norm(form: str) -> Kernel:
-    text = "x:*fp32 weight:*fp32 out:*F width:i32 x_stride:i32 out_stride:i32 eps:fp32"
-    return Kernel("norm", _arguments(text, F=TYPES[form]), (("BLOCK", ROW_STRETCH), EARLY), warps=8)
+def norm() -> Kernel:
+    text = "x:*fp32 weight:*fp32 out:*fp32 width:i32 x_stride:i32 out_stride:i32 eps:fp32 form:i32"
+    return Kernel("norm", _arguments(text), (("BLOCK", ROW_STRETCH), EARLY), warps=8)
 
 
 @cache
@@ -111,17 +113,32 @@ def norm_add() -> Kernel:
     return Kernel("norm_add", _arguments(text), (("BLOCK", ROW_STRETCH), EARLY), warps=8)
 
 
+GATING = "apart:i32 gated:i32 half:i32 form:i32 factor:fp32"
+
+
+@cache
+def total() -> Kernel:
+    text = (
+        "partial:*fp32 bias:*fp32 out:*fp32 n_rows:i32 n_columns:i32 out_stride:i32 scale:fp32 biased:i32 adds:i32 "
+        "splits:i32 bm:i32 bn:i32"
+    )
+    constants = (("BLOCK", STRETCH), ("UNIT", NARROWEST), ("MANY", MOST_SPLITS), ("GROUP", ROW_GROUP), EARLY)
+    return Kernel("total", _arguments(text), constants, (("bm", LOWEST), ("bn", NARROWEST)))
+
+
 @cache
 def linear(form: str, tile: Tile, mode: str) -> Kernel:
     """mode: `whole` for one split, `shared` for a program per split, `turns` for one program with all splits. A
     `shared` one also computes one split."""
     text = (
         "x:*F weight:*F bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 depth:i32 "
-        "out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
+        "out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32 "
+        f"{GATING}"
     )
     sizes = (("BM", tile.rows), ("BN", tile.columns), ("BK", tile.depth), ("DEPTH", DEPTH), ("GROUP", ROW_GROUP))
     constants = (*sizes, ("AHEAD", PREFETCHED), ("MODE", mode), EARLY)
-    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, (("depth", DEPTH),), tile.warps, tile.stages)
+    aligned = (("depth", DEPTH), ("half", GATED_MULTIPLE))
+    return Kernel("linear", _arguments(text, F=TYPES[form]), constants, aligned, tile.warps, tile.stages)
 
 
 @cache
@@ -129,12 +146,13 @@ def linear_packed(planes: Planes, tile: Tile, mode: str) -> Kernel:
     """Modes are those of `linear`."""
     text = (
         "x:*fp16 codes:*u16 headers:*u32 bias:*fp32 out:*fp32 partial:*fp32 counters:*i32 n_rows:i32 n_columns:i32 "
-        "padded:i32 depth:i32 units:i32 out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32"
+        "padded:i32 depth:i32 units:i32 out_stride:i32 scale:fp32 biased:i32 adds:i32 splits:i32 share:i32 "
+        f"{GATING}"
     )
     kind = (("BITS", planes.bits), ("FIELD", planes.field), ("OFFSETS", int(planes.offsets)))
     sizes = (("BLOCKS", planes.blocks), ("SPAN", planes.span), ("BM", tile.rows), ("BN", tile.columns))
     constants = (*kind, *sizes, ("DEPTH", DEPTH), ("GROUP", ROW_GROUP), ("MODE", mode), EARLY)
-    aligned = (("padded", COLUMNS), ("depth", DEPTH))
+    aligned = (("padded", COLUMNS), ("depth", DEPTH), ("half", GATED_MULTIPLE))
     return Kernel("linear_packed", _arguments(text), constants, aligned, tile.warps, tile.stages)
 
 
@@ -148,10 +166,12 @@ def embed_packed() -> Kernel:
 
 
 @cache
-def gate(activation: str, form: str) -> Kernel:
-    text = "gate:*fp32 up:*fp32 out:*F width:i32 gate_stride:i32 up_stride:i32 out_stride:i32 scale:fp32"
-    constants = (("ACTIVATION", activation), ("BLOCK", STRETCH), EARLY)
-    return Kernel("gate", _arguments(text, F=TYPES[form]), constants, warps=8)
+def gate() -> Kernel:
+    text = (
+        "gate:*fp32 up:*fp32 out:*fp32 width:i32 gate_stride:i32 up_stride:i32 out_stride:i32 scale:fp32 "
+        "activation:i32 form:i32"
+    )
+    return Kernel("gate", _arguments(text), (("BLOCK", STRETCH), EARLY), warps=8)
 
 
 @cache
@@ -282,14 +302,14 @@ def prefill(codec: str, dim: int) -> Kernel:
 
 
 @cache
-def reduce(dim: int, deep: bool) -> Kernel:
+def reduce(deep: bool) -> Kernel:
     """deep: for many splits, of which more are loaded at a time."""
     text = (
         "partial:*fp32 ends:*fp32 tokens:*i32 out:*fp32 n_splits:i32 n_heads:i32 dim:i32 width:i32 out_stride:i32 "
-        "form:i32 turned:i32"
+        "form:i32 turned:i32 held:i32"
     )
-    constants = (("BD", head_block(dim)), ("PIECE", REDUCED), ("MANY", MOST_ADDED if deep else DEEP), EARLY)
-    aligned = tuple((name, HEAD_MULTIPLE) for name in ("dim", "width", "out_stride"))
+    constants = (("PIECE", REDUCED), ("MANY", MOST_ADDED if deep else DEEP), EARLY)
+    aligned = (*((name, HEAD_MULTIPLE) for name in ("dim", "width", "out_stride")), ("held", HEAD_DIMS[0]))
     return Kernel("reduce", _arguments(text), constants, aligned, warps=1)
 
 
@@ -353,13 +373,12 @@ def draw() -> Kernel:
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
     found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(1), copy(2), copy(4)]
-    found += [encode(), pack(), keep()]
+    found += [embed(), norm(), gate(), total(), encode(), pack(), keep()]
     found += [peak(), choose(), adjust(), weigh(), starts(), scatter(), draw()]
-    found += [reduce(dim, deep) for dim in HEAD_DIMS for deep in (False, True)]
+    found += [reduce(deep) for deep in (False, True)]
     found += [linear_packed(planes, *tile) for planes in KINDS for tile in tiles("packed")]
     for kind in TYPES:
-        found += [embed(kind), norm(kind), rotate(kind)]
-        found += [gate("silu", kind), gate("gelu", kind)]
+        found += [rotate(kind)]
         found += [linear(kind, *tile) for tile in tiles(kind)]
     coded = HEAD_DIMS[: HEAD_DIMS.index(LARGEST_CODED) + 1]
     pairs = [(each, dim) for each in TYPES for dim in HEAD_DIMS] + [

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 DEPTH = 128  # matrices and their inputs are padded to a multiple of this many columns
 SHARED_ROWS = 256  # most rows of a product whose splits are computed by several programs
+APART_ROWS = 32  # with more rows, a kernel of its own adds the splits
 FILLED = {"plain": 264, "packed": 396}  # programs that keep a large device busy with one row; packed ones are small
 LEAST_SPLIT = {"plain": 1024, "packed": 512}  # numbers of a split of the depth
 MOST_SPLITS = 8
@@ -29,7 +30,6 @@ class Tiles(NamedTuple):
 
     narrow: Tile  # a few rows of a small matrix: more programs
     small: tuple[Tile, ...]
-    split: Tile | None  # more rows than 64 of a matrix with several splits
     turns: Tile  # it has two accumulators
     large: Tile | None  # for many rows and one split
     wide_rows: int  # more rows than these have large tiles if the matrix is wide, and more than SHARED_ROWS always
@@ -39,7 +39,6 @@ F32_TILE = Tile(16, 32, 32, 4, 1)
 PLAIN_TILES = Tiles(
     narrow=Tile(16, 32, 128, 4, 4),
     small=(Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 64, 64, 4, 4)),
-    split=Tile(64, 128, 64, 4, 4),
     turns=Tile(256, 64, 64, 8, 4),
     large=Tile(256, 128, 64, 8, 4),
     wide_rows=SHARED_ROWS,
@@ -47,18 +46,18 @@ PLAIN_TILES = Tiles(
 PACKED_TILES = Tiles(
     narrow=Tile(8, 64, 0, 2, 5),
     small=(Tile(8, 64, 0, 2, 5), Tile(16, 64, 0, 2, 5), Tile(32, 64, 0, 2, 5), Tile(64, 64, 0, 4, 3)),
-    split=None,
     turns=Tile(128, 128, 0, 8, 3),
     large=Tile(128, 256, 0, 8, 3),
     wide_rows=64,
 )
 TILES = {
-    "f32": Tiles(F32_TILE, (F32_TILE,), None, F32_TILE, None, SHARED_ROWS),
+    "f32": Tiles(F32_TILE, (F32_TILE,), F32_TILE, None, SHARED_ROWS),
     "f16": PLAIN_TILES,
     "bf16": PLAIN_TILES,
     "packed": PACKED_TILES,
 }
-NARROWEST = min(tile.columns for each in TILES.values() for tile in (each.narrow, *each.small))
+_SHARED = [tile for each in TILES.values() for tile in (each.narrow, *each.small)]
+NARROWEST, LOWEST = min(tile.columns for tile in _SHARED), min(tile.rows for tile in _SHARED)
 
 
 def splits_of(n_rows: int, depth: int, packed: bool = False) -> int:
@@ -81,8 +80,6 @@ def tile_for(kind: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]
         return found.turns, "turns"
     if splits == 1 and found.large and rows > (found.wide_rows if n_rows >= WIDE else SHARED_ROWS):
         return found.large, "whole"
-    if splits > 1 and found.split and rows > found.split.rows:
-        return found.split, "shared"
     few = -(-n_rows // found.small[0].columns) * splits < FILLED["plain"] // 2
     if rows <= found.narrow.rows and few:
         return found.narrow, "shared"
@@ -92,6 +89,5 @@ def tile_for(kind: str, rows: int, n_rows: int, splits: int) -> tuple[Tile, str]
 def tiles(kind: str) -> list[tuple[Tile, str]]:
     """All that `tile_for` chooses from."""
     found = TILES[kind]
-    shared = (found.narrow, *found.small, *([found.split] if found.split else []))
-    chosen = [(tile, "shared") for tile in shared] + [(found.turns, "turns")]
+    chosen = [(tile, "shared") for tile in (found.narrow, *found.small)] + [(found.turns, "turns")]
     return list(dict.fromkeys(chosen + ([(found.large, "whole")] if found.large else [])))

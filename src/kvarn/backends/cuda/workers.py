@@ -157,10 +157,15 @@ def main() -> None:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """The type and the last line; a compiler's message ends with the reason, after the source."""
+    """The place, the type and the reason. A compiler's message ends with the reason, after the source; if a function
+    that was called does not compile, the reason is in the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = f"{lines[0]} " if len(lines) > 1 and lines[0].startswith("at ") else ""
-    return printable(f"{where}{type(error).__name__}: {lines[-1] if lines else 'no message'}", 300)
+    reason = error
+    while reason.__cause__ is not None:
+        reason = reason.__cause__
+    said = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    return printable(f"{where}{type(error).__name__}: {said[-1] if said else 'no message'}", 300)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,26 @@ def halves(x, distance: tl.constexpr):
     return tl.split(tl.permute(pairs, (0, 1, 3, 2)))
 
 
+@triton.constexpr_function
+def lines_of(BD, BYTES):
+    """Lines of 128 bytes that a row of BYTES per number has at least, if it is padded to BD numbers in registers."""
+    least = 8 if BD == 64 else BD // 2 + 8  # specs.HEAD_DIMS, HEAD_MULTIPLE
+    lines = range(0, least * BYTES, 128)
+    return "".join(f"prefetch.global.L2 [$1+{at}]; prefetch.global.L2 [$2+{at}]; " for at in lines) + "mov.u32 $0, 0;"
+
+
+@triton.jit
+def prefetch_rows(k, v, row, wanted, width, BD: tl.constexpr, EARLY: tl.constexpr):
+    """Bring plain rows of keys and values into the device's cache. Returns zeros, which must be used: instructions
+    with an effect would keep the compiler from loading rows ahead, and those without an effect are left out."""
+    zero = tl.zeros(row.shape, tl.int32)
+    if EARLY:
+        at = tl.where(wanted, row, 0) * width
+        text: tl.constexpr = lines_of(BD, k.dtype.element_ty.primitive_bitwidth // 8)
+        zero = tl.inline_asm_elementwise(text, "=r,l,l", [k + at, v + at], dtype=tl.int32, is_pure=False, pack=1)
+    return zero
+
+
 @triton.jit
 def load_rows(cells, scales, row, wanted, width, codec, CODEC: tl.constexpr, BD: tl.constexpr):
     """Numbers [n, BD] of these rows, and a factor [n] of each. Rows that are not wanted are not read, because they may

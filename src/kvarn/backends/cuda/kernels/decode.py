@@ -28,6 +28,7 @@ from kvarn.backends.cuda.kernels.cells import (
     has_tail,
     load_own,
     load_rows,
+    prefetch_rows,
     tailed,
     turned_back,
 )
@@ -84,7 +85,7 @@ def decode(
     BM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    wait(EARLY)
+    # What is read before `wait` was written before the kernel that stores the new cells: that one has waited for it.
     own, programs = tl.program_id(0), tl.num_programs(0)
     parts = (group + BM - 1) // BM
     stored_head = tl.program_id(1) // parts
@@ -102,12 +103,24 @@ def decode(
     n = tl.where(own < seen_splits, (seen_splits - own + programs - 1) // programs, 0)
     takes_tail = (tail != 0) & (pos >= 0) & (in_cells % programs == own)
     result = (which * n_heads + head) * n_splits + own  # of the first split
+    row = tl.load(rows + token).to(tl.int64)
+    shift = tl.load(shifts + row)
+    TILES: tl.constexpr = SPLIT // TILE
+    in_tiles = n - takes_tail.to(tl.int32)
+    after = tl.where(own + in_tiles * programs - programs == in_cells - 1, TILES - 1 - (end - 1) % SPLIT // TILE, 0)
+    n_tiles = tl.where(in_tiles > 0, in_tiles * TILES - after, 0)  # the last split of all may be short
+    # The blocks of tiles to come: loads of cells that had to wait for them would not run ahead.
+    key = _keys(0, own, programs, pins, first, SPLIT, TILE)
+    seen = _seen(key, tl.where(n_tiles > 0, end, 0), pos - window, pinned)
+    block = block_of(table, shift, row, key, seen, table_width, block_size, pinned_blocks)
+    if KEYS == "plain":
+        place = block * row_block + (key % block_size).to(tl.int64) * row_slot + stored_head * row_head
+        block += prefetch_rows(k, v, place, seen, k_width, BD, EARLY)
+    wait(EARLY)
     if programs > 1:
         for i in range(n, (n_splits - own + programs - 1) // programs):  # those without a key
             tl.store(ends + 2 * (result + i * programs), tl.full((BM,), float("-inf"), tl.float32), mask=mine)
             tl.store(ends + 2 * (result + i * programs) + 1, tl.zeros((BM,), tl.float32), mask=mine)
-    row = tl.load(rows + token).to(tl.int64)
-    shift = tl.load(shifts + row)
     c, d = channels(BD, KEYS), channels(BD, VALUES)
     inside = mine[:, None] & (d < v_width)[None, :]
     query = tl.load(
@@ -120,17 +133,9 @@ def decode(
     total_mass = tl.zeros((BM, 8), tl.float32)
     total = tl.zeros((BM, BD), tl.float32)
     peak, mass, acc = total_peak, total_mass, total
-    TILES: tl.constexpr = SPLIT // TILE
-    n -= takes_tail.to(tl.int32)
-    after = tl.where(own + n * programs - programs == in_cells - 1, TILES - 1 - (end - 1) % SPLIT // TILE, 0)
-    n_tiles = tl.where(n > 0, n * TILES - after, 0)  # the last split of all may be short
-    key = _keys(0, own, programs, pins, first, SPLIT, TILE)
-    seen = seen_by(pos, key, window, pinned) & (key < end) & (n_tiles > 0)
-    block = block_of(table, shift, row, key, seen, table_width, block_size, pinned_blocks)
     for count in range(n_tiles):
-        # The blocks of the next tile: loads of cells that had to wait for them would not run ahead.
         next_key = _keys(count + 1, own, programs, pins, first, SPLIT, TILE)
-        next_seen = seen_by(pos, next_key, window, pinned) & (next_key < end) & (count + 1 < n_tiles)
+        next_seen = _seen(next_key, tl.where(count + 1 < n_tiles, end, 0), pos - window, pinned)
         next_block = block_of(table, shift, row, next_key, next_seen, table_width, block_size, pinned_blocks)
         place = block * row_block + (key % block_size).to(tl.int64) * row_slot + stored_head * row_head
         keys, k_factor = load_rows(k, k_scale, place, seen, k_width, k_codec, KEYS, BD)
@@ -179,6 +184,13 @@ def decode(
         quotient = turned_back(quotient, v_codec, VALUES)
         inside = mine[:, None] & (d < dim)[None, :]
         store_in_form(form, out, token * out_stride + head[:, None] * dim + d[None, :], quotient, inside)
+
+
+@triton.jit
+def _seen(key, end, before, pinned):
+    """`seen_by` of keys below `end`, which is not above the query: as few instructions as can be, because each load of
+    cells has its own. The window begins after `before`."""
+    return (key < end) & ((key > before) | (key < pinned))
 
 
 @triton.jit

@@ -5,16 +5,17 @@ import triton
 import triton.language as tl
 
 from kvarn.backends.cuda.kernels.early import release, wait
+from kvarn.backends.cuda.kernels.form import load_in_form
 
 
 @triton.jit
-def embed(tokens, sampled, weight, out, width, weight_stride, scale, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def embed(tokens, sampled, weight, out, width, weight_stride, scale, form, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    x = tl.load(weight + token_of(tokens, sampled, row) * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x = load_in_form(form, weight, token_of(tokens, sampled, row) * weight_stride + column, inside)
     tl.store(out + row.to(tl.int64) * width + column, x * scale, mask=inside)
 
 

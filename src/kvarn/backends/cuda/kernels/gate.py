@@ -1,15 +1,34 @@
-"""out = activation(gate) * up * scale, in the form that the matrix takes."""
+"""out = activation(gate) * up * scale, in the form that the matrix takes: of matrices that are no single product. The
+product of one does it itself (tiles.py).
+"""
 
 import triton
 import triton.language as tl
 
 from kvarn.backends.cuda.kernels.early import release, wait
-from kvarn.backends.cuda.kernels.form import rounded
+from kvarn.backends.cuda.kernels.form import store_in_form
 
 
 @triton.jit
 def sigmoid(x):
     return tl.div_rn(1.0, 1.0 + tl.exp(-x))
+
+
+@triton.jit
+def silu(x):
+    return x * sigmoid(x)
+
+
+@triton.jit
+def gelu(x):
+    """0.5 x (1 + tanh(z)) = x sigmoid(2 z)."""
+    return x * sigmoid(1.5957691216057308 * tl.fma(x * x * x, 0.044715, x))
+
+
+@triton.jit
+def activated(x, activation):
+    """specs.ACTIVATION_CODES."""
+    return silu(x) if activation == 1 else gelu(x)
 
 
 @triton.jit
@@ -22,7 +41,8 @@ def gate(
     up_stride,
     out_stride,
     scale,
-    ACTIVATION: tl.constexpr,
+    activation,
+    form,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -33,9 +53,4 @@ def gate(
     inside = column < width
     g = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0)
     u = tl.load(up + row * up_stride + column, mask=inside, other=0.0)
-    if ACTIVATION == "silu":
-        y = g * sigmoid(g)
-    else:  # gelu: 0.5 g (1 + tanh(z)) = g sigmoid(2 z)
-        cube = g * g * g
-        y = g * sigmoid(1.5957691216057308 * tl.fma(cube, 0.044715, g))
-    tl.store(out + row * out_stride + column, rounded(y * u * scale, out), mask=inside)
+    store_in_form(form, out, row * out_stride + column, activated(g, activation) * u * scale, inside)

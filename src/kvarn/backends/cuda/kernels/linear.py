@@ -1,4 +1,4 @@
-"""out = scale weight x + bias, or out += the same: a tile of columns and rows per program.
+"""out = scale weight x + bias, or out += the same, or gated (tiles.py): a tile of columns and rows per program.
 
 weight is [columns, depth] with rows of a padded length, x has rows of the same padded length. The
 padding of x is zero, and that of weight too, so nothing is masked while reading. x has rows up to a
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kvarn.backends.cuda.kernels.early import prefetch, release, wait
-from kvarn.backends.cuda.kernels.tiles import end, place
+from kvarn.backends.cuda.kernels.tiles import columns_of, end, place
 
 
 @triton.jit
@@ -32,6 +32,11 @@ def linear(
     adds,
     splits,
     share,
+    apart,
+    gated,
+    half,
+    form,
+    factor,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -43,7 +48,7 @@ def linear(
 ):
     tile = tl.program_id(0)
     row_tile, column_tile = place(tile, tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN), GROUP)
-    column = column_tile * BN + tl.arange(0, BN)
+    column = columns_of(column_tile, gated, half, BN)
     row = row_tile * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     weights = weight + column.to(tl.int64)[:, None] * depth + k[None, :]
@@ -63,7 +68,8 @@ def linear(
     release(EARLY)
     sums = (bias, out, partial, counters)
     sizes = (n_rows, n_columns, out_stride)
-    end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, BM, BN, MODE)
+    gating = (gated, half, form, factor)
+    end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, apart, *gating, BM, BN, MODE)
 
 
 @triton.jit

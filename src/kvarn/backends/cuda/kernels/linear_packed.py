@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kvarn.backends.cuda.kernels.early import release, wait
-from kvarn.backends.cuda.kernels.tiles import end, place
+from kvarn.backends.cuda.kernels.tiles import columns_of, end, place
 from kvarn.backends.cuda.kernels.unpack import MIDDLE, field, half
 
 
@@ -33,6 +33,11 @@ def linear_packed(
     adds,
     splits,
     share,
+    apart,
+    gated,
+    half,
+    form,
+    factor,
     BITS: tl.constexpr,
     FIELD: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -50,7 +55,7 @@ def linear_packed(
     UNIT: tl.constexpr = 16 * SPAN * (OWN + (FIELD < BITS))  # elements of 16 rows
     tile = tl.program_id(0)
     row_tile, column_tile = place(tile, tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN), GROUP)
-    column = column_tile * BN + tl.arange(0, BN)
+    column = columns_of(column_tile, gated, half, BN)
     row = row_tile * BM + tl.arange(0, BM)
     k = tl.arange(0, SPAN)
     group, inside = (column // 16).to(tl.int64), column % 16
@@ -74,7 +79,8 @@ def linear_packed(
     release(EARLY)
     sums = (bias, out, partial, counters)
     sizes = (n_rows, n_columns, out_stride)
-    end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, BM, BN, MODE)
+    gating = (gated, half, form, factor)
+    end(acc, tile, row_tile, column_tile, *sums, *sizes, scale, biased, adds, splits, apart, *gating, BM, BN, MODE)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kvarn.backends.cuda.kernels.early import release, wait
-from kvarn.backends.cuda.kernels.form import rounded
+from kvarn.backends.cuda.kernels.form import store_in_form
 
 
 @triton.jit
@@ -29,10 +29,10 @@ def squares_of(x, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def norm(x, weight, out, width, x_stride, out_stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def norm(x, weight, out, width, x_stride, out_stride, eps, form, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
-    out += row * out_stride
+    begin = row * out_stride
     column = tl.arange(0, BLOCK)
     inside = column < width
     factor = tl.load(weight + column, mask=inside, other=0.0)
@@ -41,10 +41,10 @@ def norm(x, weight, out, width, x_stride, out_stride, eps, BLOCK: tl.constexpr, 
     if width <= BLOCK:
         part = tl.load(x + column, mask=inside, other=0.0)
         part = part * inverse_rms(part * part, width, eps) * factor
-        tl.store(out + column, rounded(part, out), mask=inside)
+        store_in_form(form, out, begin + column, part, inside)
     else:
         scale = inverse_rms(squares_of(x, width, BLOCK), width, eps)
         for start in range(0, width, BLOCK):
             part = tl.load(x + start + column, mask=start + column < width, other=0.0) * scale
             part *= tl.load(weight + start + column, mask=start + column < width, other=0.0)
-            tl.store(out + start + column, rounded(part, out), mask=start + column < width)
+            store_in_form(form, out, begin + start + column, part, start + column < width)

@@ -2,7 +2,7 @@
 
 The result is in the form that the output matrix takes. A token that sees no key becomes NaN. MANY splits are
 loaded at a time. A thread has one number of each of them, and computes itself what they are multiplied by.
-A head has `width` numbers here and `dim` in the output. If they are rotated, they are rotated back.
+A head has `width` numbers here, in rows of `held`, and `dim` in the output. If they are rotated, they are rotated back.
 """
 
 import triton
@@ -27,7 +27,7 @@ def reduce(
     out_stride,
     form,
     turned,
-    BD: tl.constexpr,
+    held,
     PIECE: tl.constexpr,
     MANY: tl.constexpr,
     EARLY: tl.constexpr,
@@ -41,7 +41,7 @@ def reduce(
     mass = tl.zeros((PIECE,), tl.float32)
     acc = tl.zeros((PIECE,), tl.float32)
     for start in range(0, n_splits, MANY):
-        peak, mass, acc = _added(partial, ends, first, start, n_splits, width, d, peak, mass, acc, BD, MANY, EARLY)
+        peak, mass, acc = _added(partial, ends, first, start, n_splits, width, d, held, peak, mass, acc, MANY, EARLY)
     token = tl.load(tokens + which).to(tl.int64)
     result = tl.div_rn(acc, mass)
     if turned:
@@ -50,9 +50,7 @@ def reduce(
 
 
 @triton.jit
-def _added(
-    partial, ends, first, start, n_splits, width, d, peak, mass, acc, BD: tl.constexpr, MANY: tl.constexpr, EARLY
-):
+def _added(partial, ends, first, start, n_splits, width, d, held, peak, mass, acc, MANY: tl.constexpr, EARLY):
     """More splits, as far as they are there. Of one without a key only peak and mass were written, and `fold` ignores
     the rest: no load waits for them."""
     inside = d < width
@@ -61,7 +59,7 @@ def _added(
     for i in tl.static_range(MANY):
         at = first + start + i
         there = (start + i < n_splits) & inside
-        parts = parts + (tl.load(partial + at * BD + d, mask=there, other=0.0),)  # noqa: RUF005
+        parts = parts + (tl.load(partial + at * held + d, mask=there, other=0.0),)  # noqa: RUF005
         peaks = peaks + (tl.load(ends + 2 * at + everywhere, mask=there, other=float("-inf")),)  # noqa: RUF005
         masses = masses + (tl.load(ends + 2 * at + 1 + everywhere, mask=there, other=0.0),)  # noqa: RUF005
     fence(first + d, EARLY)  # otherwise the compiler would load a split just before it is added
