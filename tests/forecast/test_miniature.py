@@ -49,7 +49,7 @@ def test_layers_add_up(model: Checkpoint) -> None:
     """If layers of a kind take equally long, the forecast is exact."""
     config, infos = mixed(model, 40)
     kinds = miniature.kinds_of(config, infos)
-    of_kind = dict(zip(kinds, (0.5, 2.0, 8.0), strict=True))
+    of_kind = dict(zip(kinds, (2.0, 3.0, 4.0), strict=True))
     takes = {layer: of_kind[kind] for kind, layers in kinds.items() for layer in layers}
     asked = []
 
@@ -63,6 +63,21 @@ def test_layers_add_up(model: Checkpoint) -> None:
     assert asked == [6, 8, 8, 8, 40]
     assert miniature.extrapolated(kinds, 10, measure) == measure(range(40)), "a small model is built whole"
     assert asked[-2:] == [40, 40]
+
+
+def test_a_host_that_takes_longer_than_a_few_layers(model: Checkpoint) -> None:
+    """The device works while the host prepares the next step: more layers must show in the time of a step."""
+    config, infos = mixed(model, 80)
+    kinds, asked = miniature.kinds_of(config, infos), []
+
+    def measure(layers: Sequence[int]) -> list[Seconds]:
+        asked.append(len(layers))
+        return [Seconds(max(7.0, 1 + 0.5 * len(layers)), 2.0)]
+
+    assert miniature.extrapolated(kinds, 2, measure) == [Seconds(41.0, 2.0)]
+    assert max(asked) < 80, "it was not built whole"
+    slow = miniature.extrapolated(kinds, 2, lambda layers: [Seconds(max(100.0, len(layers)), 2.0)])
+    assert slow == [Seconds(100.0, 2.0)], "the host is what takes time in the whole model, too"
 
 
 def test_layers_leave_the_cache_of_the_device(model: Checkpoint) -> None:

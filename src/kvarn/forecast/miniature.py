@@ -3,7 +3,8 @@
 A device is fast at some shapes and slow at others, so no figure of the device alone tells the speed of a model. But a
 layer takes as long as another one of its kind. The real engine runs over miniatures of the model: one with some layers
 of each kind, and for each kind one with more of them. The differences are what layers take, and the rest is
-everything beside them: embedding, logits, sampling, the step itself. A small model is built whole.
+everything beside them: embedding, logits, sampling, the step itself. A miniature must be so large that the device
+works longer than the host, which prepares the next step meanwhile. A model of a few GB is built whole.
 """
 
 from collections import Counter
@@ -28,8 +29,9 @@ from kvarn.loading.progress import Progress
 from kvarn.models.config import ModelConfig
 from kvarn.models.families import graph_of
 
-MUCH = 160 << 20  # bytes of layers that no device keeps in its cache
+MUCH = 2 << 30  # bytes of layers that the least miniature has: much more than a device keeps in its cache
 FEWEST = 2  # layers of a kind
+GROWTH = 0.3  # of a step, that as many layers again must add: otherwise the host is what takes time
 FILLER = 0x10  # of all bytes of matrices: a small finite number in every type
 
 Kind = tuple[int | None, tuple[tuple[str, str, tuple[int, ...]], ...]]  # window; names, types and shapes of tensors
@@ -96,7 +98,7 @@ def kinds_of(config: ModelConfig, infos: Sequence[TensorInfo]) -> dict[Kind, lis
 
 
 def some_layers(kinds: Mapping[Kind, Sequence[int]], infos: Sequence[TensorInfo]) -> int:
-    """How many layers of each kind a miniature has: enough that their weights do not stay in the device's cache."""
+    """How many layers of each kind the least miniature has."""
     sizes = Counter[int]()
     for info in infos:
         layer = layer_of(info.name)
@@ -111,16 +113,20 @@ def extrapolated(
 ) -> list[Seconds]:
     """At each depth, of the whole model. `measure` takes the layers of a miniature."""
     n_layers = sum(map(len, kinds.values()))
-    if n * (len(kinds) + 1) >= n_layers:
-        return list(measure(sorted(layer for layers in kinds.values() for layer in layers)))
-    some = [layer for layers in kinds.values() for layer in [layers[0]] * n]
-    found = list(least := measure(some))
-    for layers in kinds.values():
-        more = measure(some + [layers[0]] * n)
-        for at, (a, b) in enumerate(zip(more, least, strict=True)):
-            each = Seconds(max(a.step - b.step, 0) / n, max(a.first - b.first, 0) / n)
-            found[at] = found[at].plus(each, len(layers) - n)
-    return found
+    while n * (len(kinds) + 1) < n_layers:
+        some = [layer for layers in kinds.values() for layer in [layers[0]] * n]
+        least = measure(some)
+        found, grown = list(least), True
+        for layers in kinds.values():
+            more = measure(some + [layers[0]] * n)
+            grown = grown and all(a.step > (1 + GROWTH / len(kinds)) * b.step for a, b in zip(more, least, strict=True))
+            for at, (a, b) in enumerate(zip(more, least, strict=True)):
+                each = Seconds((a.step - b.step) / n, max(a.first - b.first, 0) / n)
+                found[at] = found[at].plus(each, len(layers) - n)
+        if grown:
+            return found
+        n *= 2
+    return list(measure(sorted(layer for layers in kinds.values() for layer in layers)))
 
 
 def foreseen(
