@@ -41,6 +41,7 @@ class KVCache:
         self._prefixes = PrefixCount()
         self._spill: Spill | None = None
         self._tile = plan.tile
+        self.longest = min(group.longest for group in plan.groups)  # tokens of a sequence that is alone in the cache
         self.watching = Watching(self.lock, self._prefixes)
         self.reset()
 
@@ -269,11 +270,6 @@ class KVCache:
     def n_rows_free(self) -> int:
         """Sequences that can be opened now."""
         return len(self._free_rows)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence that fits when it is alone in the cache."""
-        return min(g.longest for g in self.plan.groups)
 
     # -- a step --------------------------------------------------------------------------------------------------
 

@@ -226,6 +226,9 @@ class Plan:
         a tail, the keys in the tiles of the queries count as int8 rows, and those before the last tile as cells."""
         total = 0
         for group, changes in zip(self.groups, step.groups, strict=True):
+            if group.tail is None and group.config.spec.window is None:  # every key of every sequence
+                total += len(group.layers) * sum(changes.kv_len) * sum(group.parts.token_bytes)
+                continue
             for length, n in zip(changes.kv_len, step.n_new, strict=True):
                 total += len(group.layers) * group.read_bytes(length - n, length)
         return total

@@ -79,7 +79,7 @@ def show_device(facts: Facts) -> None:
         line(name, f"{human_bytes(sizes[name]):>10}  {words}")
     line("total", f"{human_bytes(sizes['total']):>10}  {verdict(facts)}")
     print()
-    if facts["depths"] is None:
+    if "depths" not in facts:
         line("speed", "is measured on the device itself, if the model fits there")
         return
     rows = [(f"{e['depth']:,}", rate(e["tok_s"]), seconds(e["first_token_seconds"])) for e in facts["depths"]]

@@ -37,17 +37,9 @@ def make_drafter(params: SamplingParams, seed: int, first: int = 0) -> Drafter:
     penalties = bool(params.presence_penalty or params.frequency_penalty)
     bias = sorted(params.logit_bias.items())
     bias_ids, biases = np.array([t for t, _ in bias], np.int64), np.array([b for _, b in bias], np.float64)
-    drawn = value(params.temperature) > 0
-    plain = Draw(
-        0,
-        value(params.temperature),
-        value(params.top_k),
-        value(params.top_p),
-        value(params.min_p),
-        repetition=repetition,
-        presence=params.presence_penalty,
-        frequency=params.frequency_penalty,
-    )
+    temperature, limits = value(params.temperature), (value(params.top_p), value(params.min_p))
+    top_k = value(params.top_k)
+    penalized = (repetition, params.presence_penalty, params.frequency_penalty)
 
     def edits(history: History) -> Edits:
         known = history.tokens if repetition != 1 else history.output if penalties else []
@@ -61,7 +53,7 @@ def make_drafter(params: SamplingParams, seed: int, first: int = 0) -> Drafter:
 
     def draft(row: int, history: History, k: int, ahead: int = 0) -> Draw:
         changed = edits(history) if bias or repetition != 1 or penalties else None
-        place = uniform(seed, first + k, history.n_output + ahead) if drawn else 0.0
-        return plain._replace(row=row, uniform=place, edits=changed)
+        place = uniform(seed, first + k, history.n_output + ahead) if temperature > 0 else 0.0
+        return Draw(row, temperature, top_k, *limits, place, *penalized, changed)
 
     return draft

@@ -368,7 +368,7 @@ class Engine:
         if sample.request.timing.first_token_at is None:
             ended = sample.request.timing.finished_at  # in this step, before `now`
             sample.request.timing.first_token_at = now if ended is None else min(now, ended)
-        return event._replace(gap=None if before is None else now - before)
+        return Event(sample, event.sampled, None if before is None else now - before)
 
 
 def _new_tokens(work: Work) -> list[int]:

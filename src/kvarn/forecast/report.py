@@ -31,15 +31,17 @@ def as_json(forecast: Forecast) -> Json:
 def device_json(model: OnDevice, speed: Mapping[int, Seconds] | None, depths: Sequence[int], prompt: int) -> Json:
     """Instead of `as_json`, for a model on a device. `prompt`: tokens of the prompt whose speed is told."""
     sizes = {"weights": model.weights, "beside": model.beside, "cache": model.plan.nbytes, "total": model.total}
-    return {
+    facts: Json = {
         "backend": {"name": "cuda", "device": model.name},
         "cache": cache_json(model.plan),
         "device": sizes,
         "budget": model.budget,
         "fits": model.fits,
-        "depths": None if speed is None else [_on_device(depth, speed[depth]) for depth in depths],
-        "prompt": None if speed is None else {"tokens": prompt, "tok_s": prompt / speed[prompt].first},
     }
+    if speed is not None:
+        facts["depths"] = [_on_device(depth, speed[depth]) for depth in depths]
+        facts["prompt"] = {"tokens": prompt, "tok_s": prompt / speed[prompt].first}
+    return facts
 
 
 def _on_device(depth: int, seconds: Seconds) -> Json:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvarn.backends.cuda.backend import Cuda
 from kvarn.backends.cuda.layers import CudaLayers
+from kvarn.backends.cuda.memory import ROTATED
 from kvarn.backends.reference import dense
 from kvarn.backends.reference.codecs import DEFINITIONS
 from kvarn.cache.cache import KVCache
@@ -108,7 +109,7 @@ def rows_to_check(length: int, spec: LayerSpec, most: int) -> list[int]:
 
 class Expected(NamedTuple):
     values: NDArray[np.float64]  # [rows, heads, dim]
-    sizes: NDArray[np.float64]  # the same average over absolute values: rounding moves an output by a part of it
+    sizes: NDArray[np.float64]  # the same average over sizes: rounding moves an output by a part of it
 
     def error(self, found: Floats) -> float:
         """The largest one, relative to the sizes. It is infinite if an output is not finite."""
@@ -124,6 +125,15 @@ def in_cells(x: Floats, codec: str) -> NDArray[np.float64]:
     definition = DEFINITIONS[codec]
     rows = definition.decode(definition.define(np.ascontiguousarray(x.reshape(-1, x.shape[-1]))), x.shape[-1])
     return rows.reshape(x.shape).astype(np.float64)
+
+
+def sizes_of(v: NDArray[np.float64], codec: str) -> NDArray[np.float64]:
+    """What rounding is a part of. A number that was rotated is a sum of 32 others, so it can be near zero while they
+    are not: its size is not less than the average over its block."""
+    if codec in FORMS:
+        return np.abs(v)
+    blocks = np.split(np.abs(v), range(ROTATED, v.shape[-1], ROTATED), axis=-1)
+    return np.concatenate([np.maximum(block, block.mean(-1, keepdims=True)) for block in blocks], -1)
 
 
 def seen_at(row: int, cells: NDArray[np.float64], own: NDArray[np.float64] | None) -> NDArray[np.float64]:
@@ -149,7 +159,7 @@ class Oracle:
             own = [in_cells(each, "int8") if side.tail else None for each, side in sides]
             for r in rows:
                 k, v = (seen_at(r, *each) for each in zip(cells, own, strict=True))
-                both = np.concatenate([v, np.abs(v)], -1)
+                both = np.concatenate([v, sizes_of(v, pair.v.name)], -1)
                 found.append(dense.attend(q[r : r + 1], k, both, spec, spec.k_dim**-0.5, r))
             self._known[known] = Expected(*np.split(np.concatenate(found), 2, axis=-1))
         return self._known[known]
