@@ -119,8 +119,8 @@ def halves(x, distance: tl.constexpr):
 
 
 @triton.constexpr_function
-def lines_of(BD, BYTES):
-    """Lines of 128 bytes that a row of BYTES per number has at least, if it is padded to BD numbers in registers."""
+def prefetches(BD, BYTES):
+    """Of the lines of 128 bytes that a row has at least, if it is padded to BD numbers of BYTES in registers."""
     least = 8 if BD == 64 else BD // 2 + 8  # specs.HEAD_DIMS, HEAD_MULTIPLE
     lines = range(0, least * BYTES, 128)
     return "".join(f"prefetch.global.L2 [$1+{at}]; prefetch.global.L2 [$2+{at}]; " for at in lines) + "mov.u32 $0, 0;"
@@ -128,14 +128,11 @@ def lines_of(BD, BYTES):
 
 @triton.jit
 def prefetch_rows(k, v, row, wanted, width, BD: tl.constexpr, EARLY: tl.constexpr):
-    """Bring plain rows of keys and values into the device's cache. Returns zeros, which must be used: instructions
-    with an effect would keep the compiler from loading rows ahead, and those without an effect are left out."""
-    zero = tl.zeros(row.shape, tl.int32)
+    """Bring plain rows of keys and values into the device's cache."""
     if EARLY:
         at = tl.where(wanted, row, 0) * width
-        text: tl.constexpr = lines_of(BD, k.dtype.element_ty.primitive_bitwidth // 8)
-        zero = tl.inline_asm_elementwise(text, "=r,l,l", [k + at, v + at], dtype=tl.int32, is_pure=False, pack=1)
-    return zero
+        text: tl.constexpr = prefetches(BD, k.dtype.element_ty.primitive_bitwidth // 8)
+        tl.inline_asm_elementwise(text, "=r,l,l", [k + at, v + at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -109,13 +109,12 @@ def decode(
     in_tiles = n - takes_tail.to(tl.int32)
     after = tl.where(own + in_tiles * programs - programs == in_cells - 1, TILES - 1 - (end - 1) % SPLIT // TILE, 0)
     n_tiles = tl.where(in_tiles > 0, in_tiles * TILES - after, 0)  # the last split of all may be short
-    # The blocks of tiles to come: loads of cells that had to wait for them would not run ahead.
     key = _keys(0, own, programs, pins, first, SPLIT, TILE)
     seen = _seen(key, tl.where(n_tiles > 0, end, 0), pos - window, pinned)
     block = block_of(table, shift, row, key, seen, table_width, block_size, pinned_blocks)
     if KEYS == "plain":
         place = block * row_block + (key % block_size).to(tl.int64) * row_slot + stored_head * row_head
-        block += prefetch_rows(k, v, place, seen, k_width, BD, EARLY)
+        prefetch_rows(k, v, place, seen, k_width, BD, EARLY)
     wait(EARLY)
     if programs > 1:
         for i in range(n, (n_splits - own + programs - 1) // programs):  # those without a key
@@ -134,6 +133,7 @@ def decode(
     total = tl.zeros((BM, BD), tl.float32)
     peak, mass, acc = total_peak, total_mass, total
     for count in range(n_tiles):
+        # The blocks of the next tile: loads of cells that had to wait for them would not run ahead.
         next_key = _keys(count + 1, own, programs, pins, first, SPLIT, TILE)
         next_seen = _seen(next_key, tl.where(count + 1 < n_tiles, end, 0), pos - window, pinned)
         next_block = block_of(table, shift, row, next_key, next_seen, table_width, block_size, pinned_blocks)
