@@ -13,6 +13,7 @@ from kvarn.cli import main, plan
 from kvarn.cli.plan import parse_depths
 from kvarn.cli.plan_check import Truth
 from kvarn.cli.plan_words import rate, seconds
+from kvarn.errors import OutOfMemory
 from kvarn.forecast.truth import Measured
 
 
@@ -183,6 +184,18 @@ def test_a_device(model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest
     assert check["weight_bytes"]["truth"] == 1000
     assert check["depths"][1]["tok_s"]["error_share"] == pytest.approx(found["depths"][1]["tok_s"] / 50 - 1)
     assert "weight " in "\n".join(planned(capsys, model, "--check"))
+
+
+def test_a_device_that_is_full(model: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is planned all the same."""
+    install(monkeypatch)
+
+    def refuse(*words: object, **more: object) -> None:
+        raise OutOfMemory("the GPU has 1 MiB free")
+
+    monkeypatch.setattr(plan, "speed_on_device", refuse)
+    found = facts(capsys, model)
+    assert (found["fits"], "depths" in found) == (True, False)
 
 
 def test_a_device_that_is_not_here(model: str, capsys: pytest.CaptureFixture) -> None:

@@ -134,12 +134,15 @@ def speed_of(
     depths: tuple[int, ...],
     progress: Progress,
 ) -> dict[int, Seconds] | None:
-    """By depth; None: the device is not there, or the model does not fit."""
+    """By depth; None: the device is not there, or has no room for the model or for what is measured."""
     if args.memory is not None or not device.fits:
         return None
     backend = open_backend("cuda", progress=progress)
     given = (backend, checkpoint, config, args.max_batch_tokens, sorted({*depths}))
-    return speed_on_device(*given, fresh=args.fresh, progress=progress)
+    try:
+        return speed_on_device(*given, fresh=args.fresh, progress=progress)
+    except OutOfMemory:
+        return None
 
 
 def model_json(args: argparse.Namespace, checkpoint: Checkpoint) -> dict[str, Any]:

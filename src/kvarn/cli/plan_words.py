@@ -80,7 +80,7 @@ def show_device(facts: Facts) -> None:
     line("total", f"{human_bytes(sizes['total']):>10}  {verdict(facts)}")
     print()
     if "depths" not in facts:
-        line("speed", "is measured on the device itself, if the model fits there")
+        line("speed", "is measured on the device itself, if it has room for the model")
         return
     rows = [(f"{e['depth']:,}", rate(e["tok_s"]), seconds(e["first_token_seconds"])) for e in facts["depths"]]
     print_table(("depth", "tokens/s", "first token"), rows, left=0)

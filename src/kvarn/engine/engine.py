@@ -285,7 +285,8 @@ class Engine:
             return
         if not self.scheduler.steady({w.sample for w in live}):
             return
-        going = [(row, w) for row, w in enumerate(order) if w in live and not self._ends_next(w.sample)]
+        dropped = current.dropped
+        going = [(row, w) for row, w in enumerate(order) if w.sample not in dropped and not self._ends_next(w.sample)]
         if going and all(self.cache.reserve(w.sample.id, w.sample.computed + 2) for _, w in going):
             self._ahead = self._launch([w for _, w in going], {w.sample.id: -1 - row for row, w in going})
             self.stats.steps_ahead += 1
