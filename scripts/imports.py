@@ -36,8 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "comparison": {"arithmetic", "arrays", "backends", "bench", "cache", "engine", "errors", "llm"}
     | {"loading.progress", "words", "numpy"},
     # Forecasts: sizes and speeds of models that need not be loaded.
-    "forecast": {"backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models", "numpy"}
-    | {"__version__"},
+    "forecast": {"arrays", "backends", "bench", "cache", "engine", "errors", "graph", "llm", "loading", "models"}
+    | {"__version__", "numpy"},
     # Cells outside of the process: no text, no requests.
     "lasting": {"arithmetic", "arrays", "backends.base", "cache", "loading", "models", "errors", "words", "numpy"},
     "snapshots": {"__version__", "engine", "jobs", "lasting", "text", "errors", "words"},
