@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvarn.backends.cuda import specs
 from kvarn.backends.cuda.planes import PACKED
-from kvarn.backends.cuda.products import Gate
+from kvarn.backends.cuda.products import Gating
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.engine.drafting import make_drafter
 from kvarn.engine.sampling import make_sampler
@@ -169,7 +169,7 @@ def _gated(
 ) -> None:
     """A product that is gated has the bits of a product, and a gate after it."""
     form = matrix.form
-    for n in rows if Gate.fits(matrix) else ():
+    for n in rows if Gating.fits(matrix) else ():
         x = random.standard_normal((n, matrix.depth), np.float32)
         gate, up = (np.ascontiguousarray(part) for part in np.split(board.linear(matrix, x, scale=0.01), 2, 1))
         expected = board.gate("silu", form, gate, up, specs.GATE_SCALE[form])

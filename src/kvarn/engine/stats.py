@@ -54,9 +54,6 @@ class EngineStats:
 def _charge(sample: Sample, n: int, seconds_per_token: float) -> None:
     """Add the sample's share of a step's time to its prompt's time and to its recomputation after preemptions."""
     timing, end = sample.request.timing, sample.computed
-    if end - n >= max(sample.furthest, len(sample.request.prompt)):  # it decodes, and nothing is repeated
-        sample.furthest = end
-        return
     repeated = max(min(sample.furthest, end) - (end - n), 0)
     timing.recomputed_tokens += repeated
     timing.recomputed_seconds += seconds_per_token * repeated

@@ -58,9 +58,6 @@ class Miniature:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {info.name: info.shape for info in self.infos}
 
-    def has(self, name: str) -> bool:
-        return name in self.shapes
-
     def tensor(self, name: str) -> Floats:
         return np.ones(self.shapes[name], np.float32)
 

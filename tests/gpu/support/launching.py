@@ -15,7 +15,7 @@ from kvarn.backends.cuda import specs, tiling
 from kvarn.backends.cuda.buffers import Allocation
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.planes import expanded
-from kvarn.backends.cuda.products import Gate, Products
+from kvarn.backends.cuda.products import Gating, Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import align, ceil_div
@@ -182,7 +182,7 @@ class Board:
         """A product of gate and up, with the padding, which the kernel leaves as it is: zero."""
         n, stride = len(x), align(matrix.n_rows // 2, tiling.DEPTH)
         out = self.room(n * stride * specs.TYPE_BYTES[form], 0)
-        gate = Gate(specs.ACTIVATION_CODES[activation], specs.FORM_CODES[form], factor)
+        gate = Gating(specs.ACTIVATION_CODES[activation], specs.FORM_CODES[form], factor)
         Products(self.driver).launch(self._inputs(matrix, x), matrix, out, stride, n, scale=scale, gate=gate)
         return self.get(out, (n, stride), form)
 

@@ -24,7 +24,7 @@ from kvarn.backends.cuda.buffers import Allocation, Rows, View, Workspace
 from kvarn.backends.cuda.driver import Device
 from kvarn.backends.cuda.inbox import Frame
 from kvarn.backends.cuda.memory import CudaMemory, query_width
-from kvarn.backends.cuda.products import Gate, Products
+from kvarn.backends.cuda.products import Gating, Products
 from kvarn.backends.cuda.specs import Kernel
 from kvarn.backends.cuda.weights import Matrix, Weights
 from kvarn.cache.spec import ceil_div
@@ -293,14 +293,14 @@ class _Emitter:
         gate = self.gates.get(segments[0].out)
         if gate is None or [s.out for s in segments] != [gate.gate, gate.up] or len(self.forms[gate.out]) != 1:
             return None
-        fits = Gate.fits(self.weights.matrix(*(s.matrix for s in segments)))
+        fits = Gating.fits(self.weights.matrix(*(s.matrix for s in segments)))
         return gate if fits and not any(s.bias for s in segments) else None
 
     def _gated(self, x: Rows, segments: Sequence[kinds.Segment], kind: kinds.Gate, scale: float) -> None:
         """A product of gate and up whose output is that of the gate."""
         matrix = self.weights.matrix(*(s.matrix for s in segments))
         factor, (out,) = self._factor(kind), self._outputs(kind.out)
-        gate = Gate(specs.ACTIVATION_CODES[kind.activation], specs.FORM_CODES[out.form], factor)
+        gate = Gating(specs.ACTIVATION_CODES[kind.activation], specs.FORM_CODES[out.form], factor)
         products, count = self.products, self._count()
 
         def run(memory: CudaMemory, frame: Frame) -> None:

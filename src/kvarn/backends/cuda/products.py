@@ -14,7 +14,7 @@ from kvarn.backends.cuda.weights import Matrix
 from kvarn.cache.spec import ceil_div
 
 
-class Gate(NamedTuple):
+class Gating(NamedTuple):
     """What becomes of a product of gate and up, which are stored one after the other."""
 
     activation: int  # specs.ACTIVATION_CODES
@@ -60,7 +60,7 @@ class Products:
         bias: int = 0,
         adds: int = 0,
         scale: float = 1.0,
-        gate: Gate | None = None,
+        gate: Gating | None = None,
         tiled: tuple[tiling.Tile, str] | None = None,
     ) -> None:
         """out = scale x matrix + bias, or out += the same, or what a gate makes of the product. x, out and bias are
