@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from support.book import CONFIGS
 from support.harness import Driven, fill_with_nan, inputs, named, oracle
 
 from kvarn.backends.reference import Reference
@@ -105,6 +106,48 @@ def test_the_next_step_is_prepared_before_the_tokens_of_the_last_are_known() -> 
                 cache.book.commit(0, [position - 1])  # what the step before sampled is known by now
             cache.check()
         assert np.abs(np.concatenate(found) - oracle(x, spec, "f32")).max() < 2e-6, strategy
+
+
+@pytest.mark.parametrize("name", ["contiguous", "ring", "sinks", "sliding", "paged", "two groups, ring"])
+def test_one_token_of_each_sequence_is_reserved_and_committed_as_one_by_one(name: str) -> None:
+    together, apart = (KVCache(plan(CONFIGS[name])) for _ in range(2))
+    for cache in (together, apart):
+        for seq in range(3):
+            cache.open(seq)
+            cache.reserve(seq, 2 + seq)
+        cache.launched(cache.prepare([0, 1, 2]))
+        for seq in range(3):
+            cache.commit(seq, [7] * (2 + seq))
+    for length in range(2, 60):
+        assert together.reserve_next([0, 1, 2])
+        assert all(apart.reserve(seq, length + seq + 1) for seq in range(3))
+        step = together.prepare([2, 0, 1])
+        assert step == apart.prepare([2, 0, 1])
+        for cache in (together, apart):
+            cache.launched(step)
+        together.commit_next([0, 1, 2], [length, 0, length])
+        for seq, token in enumerate([length, 0, length]):
+            apart.commit(seq, [token])
+        assert together.picture() == apart.picture()
+        together.check()
+
+
+def test_one_token_of_each_sequence_is_committed_or_none() -> None:
+    cache = KVCache(plan(CacheConfig([SPEC], 64, "paged", "f32", block_size=16, max_seqs=2)))
+    for seq in range(2):
+        cache.open(seq)
+    assert cache.reserve_next([0, 1])
+    cache.launched(cache.prepare([0, 1]))
+    for seqs, tokens in (([0, 0], [1, 1]), ([0, 1], [1]), ([0], [1, 2]), ([0, 2], [1, 1]), ([0, 1], [1, 2**64])):
+        with pytest.raises(KvarnError):
+            cache.commit_next(seqs, tokens)
+        assert cache.length(0) == cache.length(1) == 0
+    cache.commit_next([1], [5])
+    with pytest.raises(KvarnError, match="sequence 1 has no token"):
+        cache.commit_next([0, 1], [1, 1])
+    assert cache.length(0) == 0
+    with pytest.raises(KvarnError, match="not committed"):
+        cache.reserve_next([0])
 
 
 def test_a_block_is_shared_only_after_its_tokens_are_committed() -> None:

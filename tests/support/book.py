@@ -271,10 +271,14 @@ class Book:
         waiting = text.tokens[text.committed :]
         if waiting:
             some = waiting[: max(1, int(keep * len(waiting)))]
-            self.cache.commit(seq, some)
+            if len(some) == 1:
+                self.cache.commit_next([seq], some)
+            else:
+                self.cache.commit(seq, some)
             text.committed += len(some)
         if text.committed == len(text.tokens):
             refused(lambda: self.cache.commit(seq, [1]), KvarnError)
+            refused(lambda: self.cache.commit_next([seq], [1]), KvarnError)
 
     def abandon(self, batch: dict[int, list[int]], prepare: bool) -> None:
         """Reserve, perhaps prepare and run, and never advance."""
@@ -307,7 +311,10 @@ class Book:
         for seq, tokens in batch.items():
             before = self._state()
             try:
-                room = self.cache.reserve(seq, len(self.texts[seq].tokens) + len(tokens))
+                if len(tokens) == 1:
+                    room = self.cache.reserve_next([seq])
+                else:
+                    room = self.cache.reserve(seq, len(self.texts[seq].tokens) + len(tokens))
             except KvarnError:
                 assert self._state() == before, "a refused reserve changed something"
                 continue

@@ -124,6 +124,18 @@ class KVCache:
                 return False
             return all(p.reserve(seq, length) for p in self.placements)
 
+    def reserve_next(self, seqs: Sequence[int]) -> bool:
+        """Reserve one token more than each sequence has. False if there is no room for all of them; then some may be
+        reserved."""
+        with self.lock:
+            entries = [self._entry(seq) for seq in seqs]
+            if len(self.placements) == 1:
+                placement = self.placements[0]
+                late = placement.reserve_next([entry.residencies[0] for entry in entries])
+                return all(placement.reserve(seqs[at], entries[at].residencies[0].length + 1) for at in late)
+            ends = [entry.residencies[0].length + 1 for entry in entries]
+            return all(map(self.reserve, seqs, ends))
+
     def advance(self, seq: int, n: int) -> None:
         """The prepared step was launched and writes n more positions of the sequence."""
         with self.lock:
@@ -154,6 +166,15 @@ class KVCache:
             ids = ids_of(tokens)
             for placement in self.placements:
                 placement.commit(seq, ids)
+
+    def commit_next(self, seqs: Sequence[int], tokens: Sequence[int]) -> None:
+        """Commit one token of each sequence."""
+        with self.lock:
+            ids, entries = ids_of(tokens), [self._entry(seq) for seq in seqs]
+            if not len(ids) == len(seqs) == len(set(seqs)):
+                raise BadStep(f"{len(ids)} tokens for {len(seqs)} sequences: give one for each, and name each once")
+            for index, placement in enumerate(self.placements):
+                placement.commit_next(seqs, [entry.residencies[index] for entry in entries], ids)
 
     def restored(self, seq: int, tokens: Sequence[int], holes: Sequence[range]) -> None:
         """Advance and commit, for cells that were written from outside. holes[g] are positions of group g that have no

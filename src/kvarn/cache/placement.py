@@ -188,6 +188,16 @@ class Placement(ABC, Generic[R]):
         r.reserved = length
         return True
 
+    def reserve_next(self, residencies: Sequence[R]) -> list[int]:
+        """Reserve the next position of those that need no more for it. The others are returned."""
+        late = []
+        for at, r in enumerate(residencies):
+            if r.length < r.writable and r.length - r.committed <= self.ahead:
+                r.reserved = r.length + 1
+            else:
+                late.append(at)
+        return late
+
     def advance(self, seq: int, n: int) -> None:
         """A launched step writes n more positions. Any further reserved positions are cancelled."""
         r = self.residency(seq)
@@ -208,6 +218,15 @@ class Placement(ABC, Generic[R]):
             )
         r.committed += len(tokens)
         self._committed(r, tokens)
+
+    def commit_next(self, seqs: Sequence[int], residencies: Sequence[R], tokens: Sequence[int]) -> None:
+        """Commit one token of each sequence. All of them are checked first."""
+        for seq, r in zip(seqs, residencies, strict=True):
+            if r.length == r.committed:
+                raise BadStep(f"sequence {seq} has no token that waits for its commit")
+        for r, token in zip(residencies, tokens, strict=True):
+            r.committed += 1
+            self._committed(r, (token,))
 
     def intact(self, seq: int, length: int) -> int:
         """The longest length <= `length` to which the sequence can rewind. Changes nothing."""

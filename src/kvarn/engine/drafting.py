@@ -31,6 +31,11 @@ def runs_ahead(params: SamplingParams) -> bool:
     return host_only(params) is None and not penalties
 
 
+def draws_alike(params: SamplingParams) -> bool:
+    """Whether all draws of a sample are equal."""
+    return runs_ahead(params) and params.temperature == 0
+
+
 def make_drafter(params: SamplingParams, seed: int, first: int = 0) -> Drafter:
     """What `make_sampler` does, as numbers for a device."""
     repetition = value(params.repetition_penalty)

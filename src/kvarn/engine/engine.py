@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from kvarn.backends.base import Memory, Program
+from kvarn.backends.base import Logits, Memory, Program
 from kvarn.cache.cache import KVCache
 from kvarn.cache.step import Step
 from kvarn.engine.admission import check_length, check_prompt, check_queue
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.constraint import FREE, Constraint
-from kvarn.engine.drafting import host_only, make_drafter, runs_ahead
-from kvarn.engine.drawing import Drawing, Launched
+from kvarn.engine.drafting import draws_alike, host_only, make_drafter, runs_ahead
+from kvarn.engine.drawing import Drawing, Launched, find_rows
 from kvarn.engine.params import TEXT_DEFAULTS, SamplingParams
 from kvarn.engine.parked import scoped
 from kvarn.engine.pooling import Pool
@@ -111,7 +111,7 @@ class Engine:
         first = begun.sample if begun else 0
         request.sampler = make_sampler(params, seed, self._n_tokens, first)
         request.drafter, request.host_only = make_drafter(params, seed, first), host_only(params)
-        request.runs_ahead = runs_ahead(params)
+        request.runs_ahead, request.draws_alike = runs_ahead(params), draws_alike(params)
         request.n_begun = len(known) - len(prompt)
         request.samples = [
             Sample(next(self._ids), request, k, list(known), constraint=constrain(k)) for k in range(params.n)
@@ -163,24 +163,28 @@ class Engine:
             self.scheduler.recall.pause()
             return []
         start = time.perf_counter()
+        decodes = current is not None or all(each.decodes for each in work)
+        if current is None:
+            self._begin(work, start)
+        events = self._finish_step(current or self._launch(self._work)) if self._work else []
+        seconds = time.perf_counter() - start
+        self.stats.account(work, decodes, seconds)
+        if not decodes:
+            self.tiers.computed(sum(each.n for each in work), seconds)
+        self._work = []
+        self._n_faults = 0
+        return events
+
+    def _begin(self, work: list[Work], now: float) -> None:
+        """Note the requests that begin. Those that want hidden states are computed here."""
         for each in work:
             if each.sample.request.timing.started_at is None:
-                each.sample.request.timing.started_at = start
+                each.sample.request.timing.started_at = now
                 self.restored.note_source(each.sample.request)
-        decodes = all(each.decodes for each in work)
         pooled = [each for each in work if each.sample.request.pool is not None]
         if pooled:
             self._compute_states(pooled)
             self._work = [each for each in work if each.sample.request.pool is None]
-        events = self._finish_step(current or self._launch(self._work)) if self._work else []
-        now = time.perf_counter()
-        self.stats.account(work, decodes, now - start)
-        if not decodes:
-            self.tiers.computed(sum(each.n for each in work), now - start)
-        events = [self._timed(event, now) for event in events]
-        self._work = []
-        self._n_faults = 0
-        return events
 
     def isolate(self, error: BaseException) -> None:
         """Handle an error of `step`, or of another call that was interrupted at any line.
@@ -260,50 +264,62 @@ class Engine:
                 self.stats.count_prompt(request)
                 self._finish(sample, "stop")
 
-    def _launch(self, work: list[Work], tokens: dict[int, int] | None = None) -> Launched:
-        """`tokens`: of a step ahead, what stands for the unknown token of each sequence."""
+    def _launch(self, work: list[Work]) -> Launched:
         step, order, wanted = self._prepare(work)
-        if tokens is None:
-            given = list(itertools.chain.from_iterable(map(_new_tokens, order)))
-        else:
-            given = [tokens[seq] for seq in step.seqs]
+        given = list(itertools.chain.from_iterable(map(_new_tokens, order)))
+        logits = self._run(step, given, wanted)
+        return Launched(order, Drawing(find_rows(order, logits.samples), logits, self._n_tokens), set())
+
+    def _run(self, step: Step, given: Sequence[int], wanted: Sequence[int]) -> Logits:
         logits = self.program.run(self.memory, step, given, wanted)
         self._step = None
         self.stats.peak_blocks = max(self.stats.peak_blocks, sum(p.n_used for p in self.cache.placements))
         self.cache.launched(step)
-        return Launched(order, Drawing(order, logits, self._n_tokens, ahead=int(tokens is not None)), set())
+        return logits
 
     def _launch_ahead(self, current: Launched) -> None:
         """Launch the step after `current`, whose tokens only the device has, if that is what comes next.
 
         Every row must decode, and only its own request decides whether it can be drawn now. Samples whose length ends
         with their next token are left out."""
-        order, live = current.order, current.live
+        order = current.order
         if self.cache.plan.ahead < 1 or not current.drawing.leads_on:
             return
-        if not all(w.decodes and w.sample.request.runs_ahead for w in order):
+        if not (current.ahead or all(w.decodes and w.sample.request.runs_ahead for w in order)):
             return
-        if not self.scheduler.steady({w.sample for w in live}):
+        if not self.scheduler.steady({w.sample for w in current.live}):
             return
         dropped = current.dropped
-        going = [(row, w) for row, w in enumerate(order) if w.sample not in dropped and not self._ends_next(w.sample)]
-        if going and all(self.cache.reserve(w.sample.id, w.sample.computed + 2) for _, w in going):
-            self._ahead = self._launch([w for _, w in going], {w.sample.id: -1 - row for row, w in going})
+        rows = [row for row, w in enumerate(order) if not (w.sample in dropped or self._ends_next(w.sample))]
+        going = order if len(rows) == len(order) else [order[row] for row in rows]
+        seqs = [w.sample.id for w in going]
+        if going and self.cache.reserve_next(seqs):
+            step = self._step = self.cache.prepare(seqs)  # its order is that of the step before
+            logits = self._run(step, [-1 - row for row in rows], range(len(rows)))
+            self._ahead = Launched(going, current.drawing.next(rows, logits), set(), ahead=True)
             self.stats.steps_ahead += 1
 
     def _finish_step(self, current: Launched) -> list[Event]:
         """Read the tokens of a launched step, after the next one is launched if possible."""
         self._launch_ahead(current)
         drawn = current.drawing.tokens(self.stats, current.dropped)
-        for w in current.live:
-            self.cache.commit(w.sample.id, _new_tokens(w))
+        now = time.perf_counter()
+        live = current.live
+        if current.ahead:
+            samples = [w.sample for w in live]
+            known = [sample.tokens[sample.computed] for sample in samples]
+            self.cache.commit_next([sample.id for sample in samples], known)
+        else:
+            for w in live:
+                self.cache.commit(w.sample.id, _new_tokens(w))
+        for w in live:
             w.sample.computed += w.n
         events: list[Event] = []
-        for samples, result in drawn:
+        for drawn_for, result in drawn:
             if isinstance(result, Exception):
-                self.fail(samples[0].request, result)
+                self.fail(drawn_for[0].request, result)
             else:
-                events += self._take(samples, result)
+                events += self._take(drawn_for, result, now)
         return events
 
     def _drop(self, sample: Sample) -> None:
@@ -312,20 +328,24 @@ class Engine:
             self._ahead.dropped.add(sample)
             sample.computed = self.cache.rewind(sample.id, sample.computed)
 
-    def _take(self, samples: list[Sample], tokens: list[Sampled]) -> list[Event]:
+    def _take(self, samples: list[Sample], tokens: list[Sampled], now: float) -> list[Event]:
         """Append the sampled tokens. All samples after the first fork from it."""
         first = samples[0]
         request = first.request
         if first.index == 0 and first.n_output == request.n_begun:
             self.stats.count_prompt(request)
-        for sample, sampled in zip(samples, tokens, strict=True):
-            if sample is not first:
-                self.scheduler.adopt_fork(first, sample)
-            sample.tokens.append(sampled.token)
+            request.timing.first_token_at = now
+        for sample in samples[1:]:
+            self.scheduler.adopt_fork(first, sample)
         self.stats.generated_tokens += len(samples)
+        events = []
+        for sample, sampled in zip(samples, tokens, strict=True):
+            sample.tokens.append(sampled.token)
+            before, sample.last_token_at = sample.last_token_at, now
+            events.append(Event(sample, sampled, None if before is None else now - before))
         for sample, sampled in zip(samples, tokens, strict=True):
             self._check_end(sample, sampled.token)
-        return [Event(sample, sampled) for sample, sampled in zip(samples, tokens, strict=True)]
+        return events
 
     def _check_end(self, sample: Sample, token: int) -> None:
         params = sample.request.params
@@ -362,14 +382,6 @@ class Engine:
             self.stats.request_seconds += request.timing.finished_at - request.timing.queued_at
         if request.done:
             self._requests.pop(request.id, None)
-
-    def _timed(self, event: Event, now: float) -> Event:
-        sample = event.sample
-        before, sample.last_token_at = sample.last_token_at, now
-        if sample.request.timing.first_token_at is None:
-            ended = sample.request.timing.finished_at  # in this step, before `now`
-            sample.request.timing.first_token_at = now if ended is None else min(now, ended)
-        return Event(sample, event.sampled, None if before is None else now - before)
 
 
 def _new_tokens(work: Work) -> list[int]:

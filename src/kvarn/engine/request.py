@@ -85,6 +85,7 @@ class Request:
     sampler: "Sampler" = field(init=False)
     drafter: "Drafter" = field(init=False)  # what the sampler does, for a device
     host_only: str | None = None  # the setting for which a device cannot sample, if there is one
+    draws_alike: bool = False  # whether a device gets equal numbers for every token
     runs_ahead: bool = False  # whether a token can be drawn before the host knows the one before it
     sampled: Counter[str] = field(default_factory=Counter)  # tokens, by where: `device`, or why the host did
     prompt_logprobs: list["Sampled"] = field(default_factory=list)  # of the second prompt token and those after it

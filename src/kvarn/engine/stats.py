@@ -48,7 +48,11 @@ class EngineStats:
             self.prefill_depth += depth
             self.prefill_steps += 1
         for each in work:
-            _charge(each.sample, each.n, seconds / tokens)
+            sample = each.sample
+            if decodes and sample.furthest < sample.computed:
+                sample.furthest = sample.computed  # neither a part of the prompt nor computed before
+            else:
+                _charge(sample, each.n, seconds / tokens)
 
 
 def _charge(sample: Sample, n: int, seconds_per_token: float) -> None:
