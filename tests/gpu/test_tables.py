@@ -5,6 +5,7 @@ Sequences open, share prefixes, fork, rewind, go round rings and end. Both memor
 
 import random
 from collections import Counter
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ class Mirror:
             return
         step = self.book.prepare(list(new))
         for group, changes in zip(self.book.plan.groups, step.groups, strict=True):
-            pairs = inbox._edits(group, changes.edits, self.book.plan.max_seqs)
+            pairs = inbox._edits(group, changes.edits)
             assert len(set(pairs[::2])) == len(pairs) // 2, "two writes of one entry: their order is not defined"
             self.happened["moves"] += len(changes.moves)
         for layers in (self.device, self.host):
@@ -119,17 +120,20 @@ class Mirror:
         """An entry's block, and which logical block it is, as kernels find it."""
         for index, (group, placement) in enumerate(zip(self.book.plan.groups, self.book.placements, strict=True)):
             found, shifts = self.table(index)
-            for seq, row in zip(step.seqs, step.rows, strict=True):
+            ends = accumulate(step.n_new)
+            for seq, row, end, n in zip(step.seqs, step.rows, ends, step.n_new, strict=True):
+                (shift,) = set(shifts[end - n : end].tolist())
                 for entry, (block, first) in enumerate(placement.blocks(seq)):
                     logical = first // group.config.block_size
                     pinned = logical < group.config.pinned_blocks
-                    assert found[row, logical if pinned else logical - shifts[row]] == block, (seq, entry)
+                    assert found[row, logical if pinned else logical - shift] == block, (seq, entry)
 
     def table(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks by row, and the shift of each token of the step."""
         on_device, group = self.memory._groups[index], self.book.plan.groups[index]
         shape = (self.book.plan.max_seqs, group.blocks_per_sequence)
-        view = self.memory.driver.view
-        return view(on_device.table, shape, np.int32), view(on_device.shifts, shape[:1], np.int32)
+        view, frame = self.memory.driver.view, self.device._checked_frame()
+        return view(on_device.table, shape, np.int32), view(frame.groups[index].shifts, (frame.n_tokens,), np.int32)
 
     def check_bytes(self) -> None:
         for index, group in enumerate(self.book.plan.groups):

@@ -1,13 +1,17 @@
 """The integers of a step on the device: one copy from page-locked memory per step.
 
-    tokens | positions | rows | wanted | singles | runs | counts | cells of each group     one room each
-    places | kept                                              one room each, if the codec has a tail
-    edits of the tables | moves                                                            as many as there are
+    tokens | positions | rows | wanted | singles | runs | counts     one room each
+    cells | shifts                                                   one room each for every group
+    places | kept                                                    one room each, if the codec has a tail
+    edits of the tables | moves                                      as many as there are
 
 Two buffers on the host are used in turn: while one is copied, the other is filled. A step of single tokens
 has its arrays padded to a bucket of rows, so that a graph of launches can read them (graphs.py). Their room
 is the bucket, and in other steps that of the largest step so far. So the addresses of a bucket's arrays
 change only when a larger step comes.
+
+The table of a sequence has its pinned blocks, and then others that are consecutive. So one number, the shift, says
+which logical block an entry is: entry + shift. It comes with every token, so that a kernel need not look for it.
 """
 
 from collections.abc import Sequence
@@ -39,6 +43,7 @@ class Numbers(NamedTuple):
 @dataclass(slots=True)
 class GroupFrame:
     cells: int  # address: the cell of each token
+    shifts: int  # address: the shift of the table of each token
     edits: Numbers  # pairs (index, value) for the table
     moves: list[Numbers]  # triples (source, destination, slots): one launch each, in order
     n_splits: int  # most splits that one of the single tokens sees
@@ -61,7 +66,7 @@ class Frame:
     positions: int = 0
     rows: int = 0  # the row of the table of each token
     wanted: int = 0
-    singles: int = 0  # the tokens of `n_singles`
+    singles: int = 0  # the tokens of `n_singles`: all of them, in order, if there are no runs
     runs: int = 0  # the first token of each run
     counts: int = 0  # the tokens of each run
     places: int = 0  # of the int8 row of each token: in the tail, or from `near` on beside it
@@ -87,6 +92,7 @@ class Inbox:
         self._turn = 0
         self._tailed = plan.codec.tail > 0
         self.near = plan.tail_blocks * TILE
+        self._shifts = [np.zeros(plan.max_seqs, np.int64) for _ in plan.groups]  # of the rows of each table
 
     def send(self, step: Step, tokens: Sequence[int], wanted: Sequence[int]) -> Frame:
         """Copy the step to the device. Kernels run its moves and edit the tables."""
@@ -94,7 +100,7 @@ class Inbox:
         starts = np.cumsum(new) - new
         single, several = starts[new == 1], starts[new > 1]
         positions = np.array(step.positions, np.int64)
-        edits = [_edits(g, c.edits, self._plan.max_seqs) for g, c in zip(self._plan.groups, step.groups, strict=True)]
+        edits = [_edits(group, changes.edits) for group, changes in zip(self._plan.groups, step.groups, strict=True)]
         waves = [_waves(changes.moves) for changes in step.groups]
         lists = [*edits, *(wave for each in waves for wave in each)]
         variable = sum(align(len(each), ALIGNMENT) for each in lists)
@@ -108,29 +114,36 @@ class Inbox:
         first, nowhere = np.zeros_like(spare), np.full_like(spare, NOWHERE)
         frame.tokens = put(tokens, capacity, first)
         frame.positions = put(positions, capacity, nowhere)
-        frame.rows = put(np.repeat(np.array(step.rows, np.int64), new), capacity, first)
+        table_rows = np.repeat(np.array(step.rows, np.int64), new)
+        frame.rows = put(table_rows, capacity, first)
         frame.wanted = put(wanted, capacity, spare)
         frame.singles = put(single, capacity, spare)
         frame.runs = put(several, capacity)
         frame.counts = put(new[new > 1], capacity)
         cells = [put(changes.cells, capacity, nowhere) for changes in step.groups]
+        self._note_shifts(step)
+        shifts = [put(known[table_rows], capacity, first) for known in self._shifts]
         if self._tailed:
-            table_rows = np.repeat(np.array(step.rows, np.int64), new)
             places, kept = _places(positions, table_rows, new, self.near)
             frame.places, frame.kept = put(places, capacity, nowhere), put(kept, capacity, nowhere)
             frame.fills = bool(bucket) or bool((positions % TILE == TILE - 1).any())
-        for group, at, entries, moves in zip(self._plan.groups, cells, edits, waves, strict=True):
+        for group, *at, entries, moves in zip(self._plan.groups, cells, shifts, edits, waves, strict=True):
             changed = Numbers(put(entries), len(entries) // 2)
             moved = [Numbers(put(wave), len(wave) // 3) for wave in moves]
             n_splits = most_splits(group.config.spec, positions[single]) + (self._tailed and len(single) > 0)
-            frame.groups.append(GroupFrame(at, changed, moved, n_splits, split_bucket(group, n_splits)))
+            frame.groups.append(GroupFrame(*at, changed, moved, n_splits, split_bucket(group, n_splits)))
         self._driver.send(writer.base, writer.used)
         self._driver.record(self._sent[self._turn])
         self._turn = 1 - self._turn
         return frame
 
+    def _note_shifts(self, step: Step) -> None:
+        for known, group, changes in zip(self._shifts, self._plan.groups, step.groups, strict=True):
+            for row, start, blocks, firsts in changes.edits:
+                known[row] = firsts[-1] // group.config.block_size - (start + len(blocks) - 1)
+
     def _begin(self, n_tokens: int, variable: int) -> "_Writer":
-        fixed = SECTIONS + len(self._plan.groups) + (2 if self._tailed else 0)
+        fixed = SECTIONS + 2 * len(self._plan.groups) + (2 if self._tailed else 0)
         if n_tokens > self._capacity or fixed * self._capacity + variable > self._room:
             self._driver.synchronize()
             capacity = align(max(n_tokens, self._capacity), ALIGNMENT)
@@ -200,23 +213,12 @@ def split_bucket(group: Group, n_splits: int) -> int:
     return max(n_splits, min(1 << max(n_splits - 1, 0).bit_length(), all_splits(group)))
 
 
-def first_shift(group: Group, max_seqs: int) -> int:
-    """Where the shifts begin in a table, counted in numbers."""
-    return align(max_seqs * group.blocks_per_sequence, ALIGNMENT)
-
-
-def _edits(group: Group, edits: Sequence[RowEdit], max_seqs: int) -> list[int]:
-    """Pairs (index, value) for [max_seqs, blocks of a sequence] blocks, then [max_seqs] shifts.
-
-    The blocks after the pinned ones are consecutive, so one number per row says which logical block an entry is:
-    entry + shift."""
-    width, size = group.blocks_per_sequence, group.config.block_size
+def _edits(group: Group, edits: Sequence[RowEdit]) -> list[int]:
+    """Pairs (index, value) for a table of [max_seqs, blocks of a sequence]."""
     pairs: list[int] = []
-    for row, start, blocks, firsts in edits:
-        for entry, block in enumerate(blocks, row * width + start):
+    for row, start, blocks, _ in edits:
+        for entry, block in enumerate(blocks, row * group.blocks_per_sequence + start):
             pairs += entry, block
-        if blocks:
-            pairs += first_shift(group, max_seqs) + row, firsts[-1] // size - (start + len(blocks) - 1)
     return pairs
 
 

@@ -1,7 +1,6 @@
 """The cache on the device: the arena as the plan lays it out, a table per group, and attention over them.
 
-A table has [sequences, blocks] entries, followed by one shift per sequence (inbox.py). A step sends only
-what changed. Bytes are counted from the step in closed form; a kernel counts nothing.
+A table has [sequences, blocks] entries. A step sends only what changed. Bytes are counted from the step in closed form; a kernel counts nothing.
 
 With a codec that has a tail, the int8 rows of single tokens are written into the tail. Those of a step with
 several tokens of a sequence go into a room beside it, because attention still reads what is in the tail. `keep`
@@ -194,8 +193,9 @@ class CudaMemory:
             n, tokens = min(frame.n_singles - start, at_once), frame.singles + 4 * start
             sums = (partial, partial + 4 * n * results * width)
             programs = specs.decode_programs(n_splits, heads * n, self.driver.processors)
+            first = start if frame.n_singles == frame.n_tokens else -1
             where = (out.address, *_how(out))
-            self.driver.launch(function, (programs, heads, n), (*args, tokens, n_splits, *sums, *where))
+            self.driver.launch(function, (programs, heads, n), (*args, tokens, first, n_splits, *sums, *where))
             if programs > 1:
                 shape = (n_splits, spec.n_heads, spec.v_dim, group.widths[1], *_how(out), group.turned[1], width)
                 pieces = (n, spec.n_heads, width // specs.REDUCED)
@@ -207,7 +207,7 @@ class CudaMemory:
         spec, arena = group.spec, self.arena.address
         return (
             *(q, arena + offsets.k, arena + offsets.v, *self._scales(layer), *self._tails(layer)),
-            *(group.table, group.shifts, frame.rows, frame.positions, group.width),
+            *(group.table, frame.groups[self.group_of[layer]].shifts, frame.rows, frame.positions, group.width),
             *(spec.n_heads, spec.n_heads // group.stored_heads, spec.k_dim, *group.widths, group.block_size),
             *(*group.rows, *group.tail_rows, *group.codecs),
             *(NO_WINDOW if spec.window is None else spec.window, spec.pinned, group.pinned_blocks),
@@ -328,10 +328,9 @@ class _GroupOnDevice:
         self.turned = [int(codec.name in specs.CODED) for codec in (plan.codec.k, plan.codec.v)]
         self.widths = _width(plan.codec.k, self.spec.k_dim), _width(plan.codec.v, self.spec.v_dim)
         self.codecs = tuple(specs.CODEC_CODES.get(codec.name, 0) for codec in (plan.codec.k, plan.codec.v))
-        n_entries = inbox.first_shift(group, plan.max_seqs)
-        self._memory = Allocation(driver, 4 * (n_entries + plan.max_seqs))
+        self._memory = Allocation(driver, 4 * plan.max_seqs * group.blocks_per_sequence)
         driver.fill(self._memory.address, 0, self._memory.nbytes)
-        self.table, self.shifts = self._memory.address, self._memory.address + 4 * n_entries
+        self.table = self._memory.address
         self._copied: list[tuple[int, int, Allocation]] = []  # size of a unit, number of arrays, where they are
         for size, arrays in _by_unit(plan, group).items():
             where = Allocation(driver, 8 * len(arrays))

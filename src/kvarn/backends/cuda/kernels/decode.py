@@ -71,6 +71,7 @@ def decode(
     pinned_blocks,
     scale,
     tokens,
+    first_token,
     n_splits,
     partial,
     ends,
@@ -90,7 +91,9 @@ def decode(
     parts = (group + BM - 1) // BM
     stored_head = tl.program_id(1) // parts
     which = tl.program_id(2).to(tl.int64)
-    token = tl.load(tokens + which).to(tl.int64)
+    token = first_token + which  # if all tokens are single ones: then nothing has to be loaded for it
+    if first_token < 0:
+        token = tl.load(tokens + which).to(tl.int64)
     pos = tl.load(positions + token)
     member = (tl.program_id(1) % parts) * BM + tl.arange(0, BM)
     head = stored_head * group + member
@@ -104,7 +107,7 @@ def decode(
     takes_tail = (tail != 0) & (pos >= 0) & (in_cells % programs == own)
     result = (which * n_heads + head) * n_splits + own  # of the first split
     row = tl.load(rows + token).to(tl.int64)
-    shift = tl.load(shifts + row)
+    shift = tl.load(shifts + token)
     TILES: tl.constexpr = SPLIT // TILE
     in_tiles = n - takes_tail.to(tl.int32)
     after = tl.where(own + in_tiles * programs - programs == in_cells - 1, TILES - 1 - (end - 1) % SPLIT // TILE, 0)

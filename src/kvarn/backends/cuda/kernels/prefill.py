@@ -100,7 +100,7 @@ def prefill(
         pos = oldest + member // group
         line = (start + member // group) * n_heads + stored_head * group + member % group
         row = tl.load(rows + start).to(tl.int64)
-        shift = tl.load(shifts + row)
+        shift = tl.load(shifts + start)
         c, d = channels(BD, KEYS), channels(BD, VALUES)
         query = tl.load(
             q + line[:, None] * k_width + c[None, :], mask=mine[:, None] & (c < k_width)[None, :], other=0.0
