@@ -1,6 +1,7 @@
 """The cache on the device: the arena as the plan lays it out, a table per group, and attention over them.
 
-A table has [sequences, blocks] entries. A step sends only what changed. Bytes are counted from the step in closed form; a kernel counts nothing.
+A table has [sequences, blocks] entries. A step sends only what changed. Bytes are counted from the step in
+closed form; a kernel counts nothing.
 
 With a codec that has a tail, the int8 rows of single tokens are written into the tail. Those of a step with
 several tokens of a sequence go into a room beside it, because attention still reads what is in the tail. `keep`

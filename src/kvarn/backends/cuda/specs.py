@@ -285,8 +285,8 @@ _ALIGNED = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE), *_WIDTHS)
 def decode(codec: str, dim: int) -> Kernel:
     """codec: what `cells_of` gives."""
     block = head_block(dim)
-    text = f"{ATTENTION} tokens:*i32 first_token:i32 n_splits:i32 partial:*fp32 ends:*fp32 out:*fp32 out_stride:i32 form:i32"
-    arguments, kinds = _for_codec(codec, text)
+    given = "tokens:*i32 first_token:i32 n_splits:i32 partial:*fp32 ends:*fp32 out:*fp32 out_stride:i32 form:i32"
+    arguments, kinds = _for_codec(codec, f"{ATTENTION} {given}")
     sizes = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS))
     return Kernel("decode", arguments, (*kinds, *sizes, EARLY), _ALIGNED, stages=2)
 
