@@ -22,7 +22,7 @@ from kvarn.cache.cache import KVCache
 from kvarn.cache.plan import CacheConfig, plan
 from kvarn.engine.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.forecast.truth import TOKENS, Measured, measured_at
+from kvarn.forecast.truth import TOKENS, Measured, measured_at, warm_up
 from kvarn.loading.checkpoint import Checkpoint
 from kvarn.loading.encodings import TensorInfo
 from kvarn.loading.progress import Progress
@@ -149,7 +149,7 @@ def foreseen(
         graph = graph_of(small.config, small.shapes)
         program = backend.load(cast(Checkpoint, small), graph, max_tokens, lambda *_: None)
         engine = Engine(program, backend.memory(planned), KVCache(planned), EngineConfig(max_tokens))
-        measured_at(engine, min(2 * max_tokens, max(depths)), ids(len(depths), context))  # the first steps take longer
+        warm_up(engine, max(depths), ids(len(depths), context))
         done += 1
         return [_seconds(measured_at(engine, depth, ids(at, context))) for at, depth in enumerate(depths)]
 

@@ -68,12 +68,17 @@ def measured_speed(llm: LLM, depths: Sequence[int], progress: Progress) -> list[
     longest = max(depths, default=0) + TOKENS
     ids = RandomIds(llm.config.vocab_size, longest)
     found = []
-    measured_at(llm.engine, 0, ids(len(depths), longest))  # the first steps of a program take longer
+    warm_up(llm.engine, 0 if llm.backend.name == "cpu" else max(depths, default=0), ids(len(depths), longest))
     for done, depth in enumerate(depths):
         progress(f"measuring at a depth of {depth:,}", done, len(depths))
         found.append(measured_at(llm.engine, depth, ids(done, longest)))
     progress("measuring", len(depths), len(depths))
     return found
+
+
+def warm_up(engine: Engine, deepest: int, ids: Sequence[int]) -> None:
+    """The first steps of a program take longer, and on a device also the first prompt: two steps of it suffice."""
+    measured_at(engine, min(2 * engine.config.max_batch_tokens, deepest), ids)
 
 
 def measured_at(engine: Engine, depth: int, ids: Sequence[int]) -> Measured:

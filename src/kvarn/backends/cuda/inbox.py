@@ -127,11 +127,13 @@ class Inbox:
             places, kept = _places(positions, table_rows, new, self.near)
             frame.places, frame.kept = put(places, capacity, nowhere), put(kept, capacity, nowhere)
             frame.fills = bool(bucket) or bool((positions % TILE == TILE - 1).any())
-        for group, *at, entries, moves in zip(self._plan.groups, cells, shifts, edits, waves, strict=True):
+        found = zip(self._plan.groups, cells, shifts, edits, waves, strict=True)
+        for group, cells_at, shifts_at, entries, moves in found:
             changed = Numbers(put(entries), len(entries) // 2)
             moved = [Numbers(put(wave), len(wave) // 3) for wave in moves]
             n_splits = most_splits(group.config.spec, positions[single]) + (self._tailed and len(single) > 0)
-            frame.groups.append(GroupFrame(*at, changed, moved, n_splits, split_bucket(group, n_splits)))
+            bucket_of_splits = split_bucket(group, n_splits)
+            frame.groups.append(GroupFrame(cells_at, shifts_at, changed, moved, n_splits, bucket_of_splits))
         self._driver.send(writer.base, writer.used)
         self._driver.record(self._sent[self._turn])
         self._turn = 1 - self._turn
