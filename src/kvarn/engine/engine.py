@@ -294,7 +294,8 @@ class Engine:
         going = order if len(rows) == len(order) else [order[row] for row in rows]
         seqs = [w.sample.id for w in going]
         if going and self.cache.reserve_next(seqs):
-            step = self._step = self.cache.prepare(seqs)  # its order is that of the step before
+            step = self._step = self.cache.prepare(seqs)
+            assert step.seqs == tuple(seqs), "the order of a step is not that of the one before"
             logits = self._run(step, [-1 - row for row in rows], range(len(rows)))
             self._ahead = Launched(going, current.drawing.next(rows, logits), set(), ahead=True)
             self.stats.steps_ahead += 1
