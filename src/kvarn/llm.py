@@ -124,7 +124,7 @@ class LLM:
         self.pooling = own_pooling(checkpoint)
         self.tokenizer = tokenizer_of(checkpoint)
         self.chat_defaults = chat_defaults(own_sampling(checkpoint))
-        config = cache_config(
+        self.cache_config = config = cache_config(
             self.config,
             self.name,
             cache=cache,

@@ -5,7 +5,7 @@ from support.harness import Driven, named
 from kvarn.backends.reference import Reference
 from kvarn.cache.adoption import Reason, ReuseLimit
 from kvarn.cache.cover import covered
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec

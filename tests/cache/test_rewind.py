@@ -5,7 +5,7 @@ import pytest
 from support.harness import Driven, chunks, drive, fill_with_nan, inputs, named, oracle
 
 from kvarn.backends.reference import Reference
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec

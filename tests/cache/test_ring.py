@@ -10,7 +10,7 @@ import pytest
 from support.harness import Driven, assert_near, backend, chunks, expect, fill_with_nan, inputs, named, run
 
 from kvarn.backends.reference import dense
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.placements.cyclic import Cyclic
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec

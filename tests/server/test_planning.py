@@ -59,4 +59,4 @@ def test_other_backends_have_none(tmp_path: Path) -> None:
     with serve(tiny_model(tmp_path), "--backend", "reference", "-c", "64") as served:
         reply = served.ask("/kvarn/plan")
         assert reply.status == 404
-        assert reply.error == "the reference backend has no forecast: it is for the cpu backend"
+        assert reply.error == "the reference backend has no forecast: it is for the backends cpu and cuda"

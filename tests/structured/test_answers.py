@@ -86,13 +86,13 @@ def test_a_step_that_is_repeated_changes_no_bit(path: Path, alone: Any, monkeypa
         take, failures = Engine._take, iter([7, 23, 40])
         due, steps = next(failures), 0
 
-        def failing(self: Engine, samples: Any, tokens: Any) -> Any:
+        def failing(self: Engine, *given: Any) -> Any:
             nonlocal due, steps
             steps += 1
             if steps == due:
                 due = next(failures, -1)
                 raise ZeroDivisionError("once")
-            return take(self, samples, tokens)
+            return take(self, *given)
 
         monkeypatch.setattr(Engine, "_take", failing)
         jobs = [llm.start(PROMPTS[i % 4], params(i, n=2)) for i in range(20)]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from support.harness import named
 
 from kvarn.cache.adoption import Adoption
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.placements.paged import Paged
 from kvarn.cache.spec import LayerSpec
 

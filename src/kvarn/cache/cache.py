@@ -25,7 +25,7 @@ from kvarn.cache.placement import Placement
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.plan import Plan
 from kvarn.cache.prefix import common
-from kvarn.cache.preparing import group_step
+from kvarn.cache.preparing import check_prepared, group_step
 from kvarn.cache.sharing import NO_SHARING, match, parting
 from kvarn.cache.step import Step
 from kvarn.cache.tier import Spill
@@ -300,7 +300,7 @@ class KVCache:
             members = []
             for seq in seqs:
                 entry = self._entry(seq)
-                self._check_prepared(seq, entry)
+                check_prepared(seq, entry, self._tile)
                 members.append((entry.row, seq, entry))
             if not members:
                 raise BadStep("a step needs at least one sequence")
@@ -323,17 +323,6 @@ class KVCache:
                 for index, placement in enumerate(self.placements)
             ]
             return Step(tuple([seq for _, seq, _ in members]), rows, n_new, positions, tuple(groups))
-
-    def _check_prepared(self, seq: int, entry: Entry) -> None:
-        """Raise BadStep if no step can be prepared for this sequence."""
-        r = entry.residencies[0]
-        if r.reserved == r.length:
-            raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
-        if r.length % self._tile and r.length - r.length % self._tile < entry.tail_from:
-            raise BadStep(
-                f"sequence {seq}: a step that was not advanced over has overwritten the last tokens of the tail: "
-                "rewind before the next step"
-            )
 
     # -- inspection ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ nothing."""
 
 from collections.abc import Iterator, Sequence
 
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.spec import ceil_div
 
 

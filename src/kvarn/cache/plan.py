@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvarn.cache.codec import TILE, CodecPair, codecs_of, unit_bytes
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.layout import BlockShape, Layout, Strides
 from kvarn.cache.layouts import LAYOUTS
-from kvarn.cache.placement import GroupConfig
 from kvarn.cache.placements import PLACEMENTS
 from kvarn.cache.spec import LayerSpec, align, groups
 from kvarn.cache.step import Step

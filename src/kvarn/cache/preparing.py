@@ -1,10 +1,25 @@
-"""What one group of layers contributes to a step: edits of table rows, lengths, and the cells of the new tokens."""
+"""What a step needs: a sequence that is ready for it, and of each group of layers edits of table rows, lengths, and
+the cells of the new tokens."""
 
 from typing import Any
 
+from kvarn.cache.entry import Entry
 from kvarn.cache.placement import Placement
 from kvarn.cache.residency import Residency
 from kvarn.cache.step import GroupStep, RowEdit
+from kvarn.errors import BadStep
+
+
+def check_prepared(seq: int, entry: Entry, tile: int) -> None:
+    """Raise BadStep if no step can be prepared for this sequence."""
+    r = entry.residencies[0]
+    if r.reserved == r.length:
+        raise BadStep(f"sequence {seq} has nothing reserved: reserve before prepare")
+    if r.length % tile and r.length - r.length % tile < entry.tail_from:
+        raise BadStep(
+            f"sequence {seq}: a step that was not advanced over has overwritten the last tokens of the tail: "
+            "rewind before the next step"
+        )
 
 
 def group_step(placement: Placement[Any], rows: list[int], residencies: list[Residency]) -> GroupStep:

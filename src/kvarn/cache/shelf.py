@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvarn.cache.adoption import Reason
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.cover import needed
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.prefix import Node, PagedResidency, PrefixTree
 from kvarn.cache.tier import Place, Spill, Spilled
 

@@ -62,11 +62,8 @@ def speed_on_device(
     progress: Progress,
 ) -> dict[int, Seconds]:
     """By depth, for one sequence; measured as far as it is not known. `fresh`: measure all of it again."""
-    facts = backend.facts()
-    name = ", ".join(facts[key] for key in ("device", "driver", "revision") if key in facts)
+    name, named = _machine(backend), _named(checkpoint, config, max_tokens, depths)
     kept = {} if fresh else machine.read(name, time.time())
-    figure = miniature.figure(checkpoint, config, max_tokens)
-    named = {depth: (f"step {figure} at {depth}", f"first {figure} at {depth}") for depth in depths}
     missing = [depth for depth in depths if not set(named[depth]) <= kept.keys()]
     if missing:
         found = miniature.foreseen(backend, checkpoint, config, max_tokens, missing, progress)
@@ -74,3 +71,26 @@ def speed_on_device(
             kept |= {key: (value, time.time()) for key, value in zip(named[depth], seconds, strict=True)}
         machine.write(name, kept)
     return {depth: Seconds(*(kept[key][0] for key in named[depth])) for depth in depths}
+
+
+def kept_speed(
+    backend: Backend, checkpoint: Checkpoint, config: CacheConfig, max_tokens: int, depths: Sequence[int]
+) -> dict[int, Seconds]:
+    """The same, as far as it was measured before."""
+    kept, named = machine.read(_machine(backend), time.time()), _named(checkpoint, config, max_tokens, depths)
+    known = [depth for depth in depths if set(named[depth]) <= kept.keys()]
+    return {depth: Seconds(*(kept[key][0] for key in named[depth])) for depth in known}
+
+
+def _machine(backend: Backend) -> str:
+    """What figures are kept by."""
+    facts = backend.facts()
+    return ", ".join(facts[key] for key in ("device", "driver", "revision") if key in facts)
+
+
+def _named(
+    checkpoint: Checkpoint, config: CacheConfig, max_tokens: int, depths: Sequence[int]
+) -> dict[int, tuple[str, str]]:
+    """The names of the figures at each depth."""
+    figure = miniature.figure(checkpoint, config, max_tokens)
+    return {depth: (f"step {figure} at {depth}", f"first {figure} at {depth}") for depth in depths}

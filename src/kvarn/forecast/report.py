@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvarn.backends.choice import BESIDE
 from kvarn.cache.plan import CacheConfig, Plan
 from kvarn.forecast.device import OnDevice
 from kvarn.forecast.forecast import AtDepth, Forecast
@@ -30,21 +31,25 @@ def as_json(forecast: Forecast) -> Json:
 
 def device_json(model: OnDevice, speed: Mapping[int, Seconds] | None, depths: Sequence[int], prompt: int) -> Json:
     """Instead of `as_json`, for a model on a device. `prompt`: tokens of the prompt whose speed is told."""
-    sizes = {"weights": model.weights, "beside": model.beside, "cache": model.plan.nbytes, "total": model.total}
     facts: Json = {
         "backend": {"name": "cuda", "device": model.name},
         "cache": cache_json(model.plan),
-        "device": sizes,
+        "device": sizes_json(model.weights, model.plan.nbytes),
         "budget": model.budget,
         "fits": model.fits,
     }
     if speed is not None:
-        facts["depths"] = [_on_device(depth, speed[depth]) for depth in depths]
+        facts["depths"] = [seconds_json(depth, speed[depth]) for depth in depths]
         facts["prompt"] = {"tokens": prompt, "tok_s": prompt / speed[prompt].first}
     return facts
 
 
-def _on_device(depth: int, seconds: Seconds) -> Json:
+def sizes_json(weights: int, cache: int) -> Json:
+    """Bytes on a device."""
+    return {"weights": weights, "beside": BESIDE, "cache": cache, "total": weights + BESIDE + cache}
+
+
+def seconds_json(depth: int, seconds: Seconds) -> Json:
     return {"depth": depth, "tok_s": 1 / seconds.step, "first_token_seconds": seconds.first}
 
 
@@ -126,6 +131,6 @@ def _beside(seconds: Sequence[Seconds], measured: Sequence[Measured]) -> list[Js
     ]
 
 
-def pair(forecast: float, truth: float) -> Json:
-    """Forecast and truth of one figure."""
-    return {"forecast": forecast, "truth": truth, "error_share": forecast / truth - 1}
+def pair(forecast: float | None, truth: float) -> Json:
+    """Forecast, if there is one, and truth of one figure."""
+    return {"forecast": forecast, "truth": truth, "error_share": None if forecast is None else forecast / truth - 1}

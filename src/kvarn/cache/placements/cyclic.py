@@ -10,7 +10,7 @@ number of laps.
 
 from collections.abc import Sequence
 
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.placements.region import Region, RegionResidency
 from kvarn.cache.spec import ceil_div
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from kvarn.cache.adoption import Adoption, Reason, ReuseLimit
 from kvarn.cache.blocks import BlockPool
 from kvarn.cache.cover import covered, needed
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.journal import NOWHERE, TreeJournal
-from kvarn.cache.placement import GroupConfig, Placement
+from kvarn.cache.placement import Placement
 from kvarn.cache.prefix import ChainHash, Node, PagedResidency, PrefixTree, chain_hash, root_hash
 from kvarn.cache.shelf import Shelf
 from kvarn.cache.spec import ceil_div

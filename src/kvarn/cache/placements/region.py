@@ -8,7 +8,8 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from kvarn.cache.placement import GroupConfig, Placement
+from kvarn.cache.group_config import GroupConfig
+from kvarn.cache.placement import Placement
 from kvarn.cache.residency import Residency
 from kvarn.cache.spec import ceil_div
 from kvarn.cache.step import Copy

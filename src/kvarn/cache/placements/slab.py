@@ -3,7 +3,7 @@
 If one block holds the whole context, this is the contiguous cache: a page table with one page.
 """
 
-from kvarn.cache.placement import GroupConfig
+from kvarn.cache.group_config import GroupConfig
 from kvarn.cache.placements.region import Region
 
 
