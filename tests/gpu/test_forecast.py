@@ -12,7 +12,7 @@ from kvarn.backends.cache_settings import cache_config
 from kvarn.backends.cuda.backend import Cuda
 from kvarn.backends.cuda.limits import weight_bytes
 from kvarn.cache.plan import CacheConfig
-from kvarn.forecast import miniature
+from kvarn.forecast import miniature, truth
 from kvarn.forecast.device import speed_on_device
 from kvarn.loading.checkpoint import open_checkpoint
 from kvarn.server.planning import Planning
@@ -25,6 +25,8 @@ WIDE = replace(SIZE, n_heads=8, n_kv_heads=4, hidden=256, feed_forward=512)  # b
 def test_a_model_that_is_not_loaded(cuda, tmp_path: Path, monkeypatch, architecture: str, type_name: str, size) -> None:
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(miniature, "MUCH", 0)
+    for module in (miniature, truth):
+        monkeypatch.setattr(module, "TOKENS", 6)  # the interpreter is slow
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", architecture, type_name, size))
     monkeypatch.setattr(checkpoint, "read_rows", None, raising=True)
     monkeypatch.setattr(checkpoint, "tensor", None, raising=True)
@@ -51,6 +53,8 @@ def test_a_server_tells_what_was_measured_before(tmp_path: Path, monkeypatch) ->
     cuda = Cuda(InterpretingDriver(total_bytes=4 << 30), "interpreted", True)
     monkeypatch.setenv("KVARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(miniature, "MUCH", 0)
+    for module in (miniature, truth):
+        monkeypatch.setattr(module, "TOKENS", 6)  # the interpreter is slow
     path = write(tmp_path / "tiny.gguf", "llama", "BF16", replace(SIZE, n_layers=1))
     llm = LLM(str(path), context=33, max_seqs=2, max_batch_tokens=16, backend=cuda, cache_bytes=1 << 16)
     planning = Planning(llm)
