@@ -51,12 +51,14 @@ struct CellsView {              // K or V of one layer, or its tail
     int64_t row_bytes(int64_t dim) const {
         return cells_of(codec, dim) * cell_bytes(codec) + scales_of(codec, dim) * scale_bytes(codec);
     }
-    // A slot of a block, for heads from 0 on.
+    // A slot of a block, for heads from 0 on, or for one head.
     Place place(int64_t block, int64_t slot) const { return {block, slot / panel_size, slot % panel_size}; }
-    uint8_t* at(const Place& p) const { return cells + offset(strides, p) * cell_bytes(codec); }
+    uint8_t* at(const Place& p, int64_t head = 0) const {
+        return cells + (offset(strides, p) + head * strides.head) * cell_bytes(codec);
+    }
     uint8_t* at(int64_t block, int64_t slot) const { return at(place(block, slot)); }
-    uint8_t* scale_at(const Place& p) const {
-        return scales ? scales + offset(scale_strides, p) * scale_bytes(codec) : nullptr;
+    uint8_t* scale_at(const Place& p, int64_t head = 0) const {
+        return scales ? scales + (offset(scale_strides, p) + head * scale_strides.head) * scale_bytes(codec) : nullptr;
     }
     uint8_t* scale_at(int64_t block, int64_t slot) const { return scale_at(place(block, slot)); }
     static int64_t offset(const Strides& st, const Place& p) {

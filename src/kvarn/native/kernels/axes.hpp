@@ -19,11 +19,11 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 #if defined(__AVX512F__)
-constexpr int kScoreRows = 10, kDecodeRows = 4, kValueRows = 6, kValueLanes = 4;
+constexpr int kScoreRows = 10, kDecodeRows = 4, kInPlaceRows = 4, kValueRows = 6, kValueLanes = 4;
 #elif defined(__AVX2__)
-constexpr int kScoreRows = 2, kDecodeRows = 3, kValueRows = 2, kValueLanes = 2;
+constexpr int kScoreRows = 2, kDecodeRows = 3, kInPlaceRows = 2, kValueRows = 2, kValueLanes = 2;
 #else
-constexpr int kScoreRows = 1, kDecodeRows = 1, kValueRows = 1, kValueLanes = 1;
+constexpr int kScoreRows = 1, kDecodeRows = 1, kInPlaceRows = 1, kValueRows = 1, kValueLanes = 1;
 #endif
 
 enum class Engine { Vector, Amx };

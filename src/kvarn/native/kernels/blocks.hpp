@@ -44,14 +44,22 @@ inline void take_nibbles(const uint8_t* p, Bytes* w) {
     }
 }
 
-// Vectors of a block that products read: the codes, and |codes| if they are signed numbers.
+// How products read the codes of a block. Signed numbers need more than their bytes where sums go through 16 bits.
+enum class Form {
+    Codes,
+    Magnitudes,  // the numbers, then |numbers|
+    Words,       // numbers of 16 bits: of each vector of bytes the even columns, then the odd ones
+};
 #if defined(KVARN_PAIRS)
-constexpr int vectors(Kind k) { return centred(k) ? 16 : 8; }
+constexpr Form few_rows(Kind k) { return centred(k) ? Form::Magnitudes : Form::Codes; }
+constexpr Form many_rows(Kind k) { return centred(k) ? Form::Words : Form::Codes; }
 #else
-constexpr int vectors(Kind) { return 8; }
+constexpr Form few_rows(Kind) { return Form::Codes; }
+constexpr Form many_rows(Kind) { return Form::Codes; }
 #endif
+constexpr int vectors(Form f) { return f == Form::Codes ? 8 : 16; }
 
-template <Kind K>
+template <Kind K, Form kForm = Form::Codes>
 inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's codes, from the first row of the slice
     constexpr int kBits = int(code_bits(K));
     if constexpr (kBits == 8) {
@@ -68,8 +76,13 @@ inline void unpack(const uint8_t* p, Bytes table, Bytes* w) {  // p: the block's
             for (int g = 0; g < 8; ++g) w[g] = lookup(table, w[g]);
     }
 #if defined(KVARN_PAIRS)
-    if constexpr (vectors(K) == 16)
+    if constexpr (kForm == Form::Magnitudes)
         for (int g = 0; g < 8; ++g) w[g] = centre(w[g]), w[g + 8] = magnitude(w[g]);
+    if constexpr (kForm == Form::Words)
+        for (int g = 7; g >= 0; --g) {
+            const Bytes numbers = centre(w[g]);
+            w[2 * g] = even_words(numbers), w[2 * g + 1] = odd_words(numbers);
+        }
 #endif
 }
 
@@ -164,6 +177,40 @@ inline void dots(const Bytes* const (&w)[S], const int8_t* x, Ints (&sums)[R][S]
     }
 }
 
+#if defined(KVARN_PAIRS)
+// Activations of one row and block in words, as Form::Words has the weights: of four columns 0 and 2, and 1 and 3.
+struct Words {
+    alignas(32) int16_t even[kBlock / 2], odd[kBlock / 2];
+
+    void read(const int8_t* codes) {
+        const Bytes row = load_bytes(reinterpret_cast<const uint8_t*>(codes));
+        store_bytes(even, even_words(row)), store_bytes(odd, odd_words(row));
+    }
+};
+
+// `dots` of words: two multiplications for four columns, where pairs of bytes need three.
+template <int kFrom, int kN, int R, int S>
+inline void word_dots(const Bytes* const (&w)[S], const Words* x, Ints (&sums)[R][S]) {
+    KVARN_UNROLL(16)
+    for (int g = 2 * kFrom; g < 2 * (kFrom + kN); ++g) {
+        Bytes numbers[S];  // in registers: GCC would read them again for each row
+        KVARN_UNROLL(2)
+        for (int i = 0; i < S; ++i) numbers[i] = w[i][g], in_order(numbers[i]);
+        KVARN_UNROLL(4)
+        for (int r = 0; r < R; ++r) {
+            const int16_t* row = g % 2 ? x[r].odd : x[r].even;
+            const Bytes two = broadcast_4(reinterpret_cast<const int8_t*>(row + g / 2 * 2));
+            KVARN_UNROLL(2)
+            for (int i = 0; i < S; ++i) {
+                const Ints next = word_pairs(numbers[i], two);
+                sums[r][i] = g == 2 * kFrom ? next : add(sums[r][i], next);
+                in_order(sums[r][i]);
+            }
+        }
+    }
+}
+#endif
+
 template <Kind K>
 inline Ints without_offset(Ints sum, int32_t codes) {  // codes: the sum of the activation codes
     constexpr int kOffset = offset_of(K);
@@ -209,8 +256,15 @@ struct Sums {
         }
     }
 
+#if defined(KVARN_PAIRS)
+    inline void compute(const Bytes* const (&w)[S], const Words* x) {
+        word_dots<0, two_sums(K) ? 4 : 8>(w, x, a);
+        if constexpr (two_sums(K)) word_dots<4, 4>(w, x, b);
+    }
+#endif
+
     // Adds the block to acc[r][i].
-    inline void apply(Floats (&acc)[R][S], const Scales<K>* const (&s)[S], const BlockMeta* meta) const {
+    inline void apply(Floats (*acc)[S], const Scales<K>* const (&s)[S], const BlockMeta* meta) const {
         KVARN_UNROLL(4)
         for (int r = 0; r < R; ++r) {
             KVARN_UNROLL(2)

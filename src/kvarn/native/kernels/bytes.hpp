@@ -126,6 +126,10 @@ inline Bytes magnitude(Bytes code) { return _mm256_abs_epi8(code); }
 inline Pairs signed_pairs(Bytes code, Bytes magnitude, Bytes x) {  // 2 * 128 * 127 fits 16 bits
     return _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, code));
 }
+inline Bytes even_words(Bytes x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }
+inline Bytes odd_words(Bytes x) { return _mm256_srai_epi16(x, 8); }
+inline Ints word_pairs(Bytes w, Bytes x) { return _mm256_madd_epi16(w, x); }
+inline void store_bytes(void* p, Bytes x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
 #endif
 inline Ints set1_int(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }

@@ -47,23 +47,6 @@ struct Job {  // what both phases of a work item read
             next[i] = walk.tile(item.begin + kChunk + i * kSlots, item.head);
     }
 
-    // Prefetches the cells and scales that are read kPrefetchAhead tiles and heads after these: keys, then
-    // values, then keys of the next chunk, which is usually this thread's next item.
-    KVARN_INLINE void prefetch_ahead(int64_t i, int64_t h, bool values) const {
-        const auto heads = int32_t(item.heads), all = int32_t(n) * heads;  // 32 bits are divided faster
-        const int32_t j = int32_t(i) * heads + int32_t(h) + kPrefetchAhead, tile = j % all / heads;
-        const bool later = j >= all;  // than this phase
-        const Tile& whole = later && values ? next[tile] : tiles[tile];
-        TileCells t = later == values ? whole.k : whole.v;
-        if (!t.half[0]) return;
-        t.advance(j % heads);
-        const Codec codec = t.view->codec;
-        const int64_t cells = kSlots * cells_of(codec, s.dim) * cell_bytes(codec);
-        const int64_t scales = kSlots * scales_of(codec, s.dim) * scale_bytes(codec);
-        for (int64_t at = 0; at < cells; at += 64) prefetch_l2(t.half[0] + at);
-        for (int64_t at = 0; at < scales; at += 64) prefetch_l1(t.scale[0] + at);
-    }
-
     int64_t bytes_read() const {
         int64_t bytes = 0;
         for (int64_t i = 0; i < n; ++i)
@@ -84,6 +67,47 @@ struct Job {  // what both phases of a work item read
     }
 };
 
+// Prefetches the cells and scales that a phase reads kPrefetchAhead tiles and heads later: keys, then values,
+// then keys of the next chunk, which is usually this thread's next item.
+class Ahead {
+  public:
+    Ahead(const Job& job, bool values)
+        : job_(job), values_(values), tile_(kPrefetchAhead / job.item.heads), head_(kPrefetchAhead % job.item.heads) {
+        if (head_) find();
+        t_.advance(head_);
+    }
+
+    KVARN_INLINE void prefetch() {
+        if (!head_) find();
+        if (t_.half[0]) {
+            for (int64_t at = 0; at < cells_; at += 64) prefetch_l2(t_.half[0] + at);
+            for (int64_t at = 0; at < scales_; at += 64) prefetch_l1(t_.scale[0] + at);
+        }
+        if (++head_ == job_.item.heads)
+            head_ = 0, ++tile_;
+        else
+            t_.advance(1);
+    }
+
+  private:
+    const Job& job_;
+    bool values_;
+    int64_t tile_, head_, cells_ = 0, scales_ = 0;  // bytes of a tile of one head
+    TileCells t_{};
+
+    void find() {
+        const bool later = tile_ >= job_.n;  // than this phase
+        const int64_t i = later ? tile_ - job_.n : tile_;
+        t_ = {};
+        if (i >= job_.n) return;
+        const Tile& whole = later && values_ ? job_.next[i] : job_.tiles[i];
+        t_ = later == values_ ? whole.k : whole.v;
+        const Codec codec = t_.view->codec;
+        cells_ = kSlots * cells_of(codec, job_.s.dim) * cell_bytes(codec);
+        scales_ = kSlots * scales_of(codec, job_.s.dim) * scale_bytes(codec);
+    }
+};
+
 template <typename K>
 void key_phase(const Job& job) {
     const StoreView& s = job.s;
@@ -92,9 +116,9 @@ void key_phase(const Job& job) {
     const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * s.dim;
     for (int64_t r = 0; r < job.rows && !job.a.same_query; ++r)
         stage_query<K>(q + r * s.dim, s.dim, job.a.scale * kLog2e, x.q + r * depth * K::number_bytes);
-    for (int64_t i = 0; i < job.n; ++i)
-        for (int64_t h = 0; h < job.item.heads; ++h) {
-            const Tile t = of_head(job.tiles[i], h);
+    for (int64_t i = 0; i < job.n; ++i) {
+        Tile t = job.tiles[i];
+        for (int64_t h = 0; h < job.item.heads; ++h, t.k.advance(1)) {
             float* scores = x.s + h * group * kChunk + i * kSlots;
             if (keys_in_place<K>(s, t)) {
                 score_in_place<K>(s, t, x, h * group, group, i * kSlots, job.next_cells(i, h, false));
@@ -103,6 +127,7 @@ void key_phase(const Job& job) {
                 score_rows<K, kDecodeRows>(x.q + h * group * depth * K::number_bytes, group, depth, x.k, scores);
             }
         }
+    }
 }
 
 // out: (m, l, O) of each row.
@@ -115,16 +140,21 @@ void value_phase(const Job& job, float* out) {
         out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
     }
     if (values_readable(job.s)) {
-        memset(x.part, 0, size_t(job.rows * width) * 4);
-        for (int64_t i = 0; i < job.n; ++i)
-            for (int64_t h = 0; h < job.item.heads; ++h)
-                add_in_place<V>(job.s, of_head(job.tiles[i], h), job.seen[i], i, x, h * group, group,
-                                job.next_cells(i, h, true));
+        clear(x.part, job.rows * width);
+        for (int64_t i = 0; i < job.n; ++i) {
+            Tile t = job.tiles[i];
+            for (int64_t h = 0; h < job.item.heads; ++h, t.v.advance(1))
+                add_in_place<V>(job.s, t, job.seen[i], i, x, h * group, group, job.next_cells(i, h, true));
+        }
         for (int64_t r = 0; r < job.rows; ++r) in_order<V>(x.part + r * width, job.s.dim, out + 2 + r * stride);
         return;
     }
     for (int64_t h = 0; h < job.item.heads; ++h) {
-        for (int64_t i = 0; i < job.n; ++i) stage_values<V>(job.s, of_head(job.tiles[i], h), job.seen[i], i, x);
+        for (int64_t i = 0; i < job.n; ++i) {
+            Tile t = job.tiles[i];
+            t.v.advance(h);
+            stage_values<V>(job.s, t, job.seen[i], i, x);
+        }
         value_rows<V>(x.p + h * group * kChunk * V::number_bytes, group, x.v, width, job.n, x.part + h * group * width);
     }
     for (int64_t r = 0; r < job.rows; ++r) memcpy(out + 2 + r * stride, x.part + r * width, size_t(width) * 4);
@@ -138,16 +168,18 @@ void key_phase(const Job& job) {
     const float* q = job.a.q + job.a.table.q_start[job.item.seq] * job.a.q_stride + job.item.head * group * dim;
     for (int64_t r = 0; r < job.rows && !job.a.same_query; ++r)
         stage_integer_query<K>(q + r * dim, dim, job.a.scale * kLog2e, x.q + r * row);
-    for (int64_t i = 0; i < job.n; ++i)
-        for (int64_t h = 0; h < job.item.heads; ++h) {
-            const TileCells t = of_head(job.tiles[i], h).k;
-            job.prefetch_ahead(i, h, false);
+    Ahead ahead(job, false);
+    for (int64_t i = 0; i < job.n; ++i) {
+        TileCells t = job.tiles[i].k;
+        for (int64_t h = 0; h < job.item.heads; ++h, t.advance(1)) {
+            ahead.prefetch();
             stage_factors(t, job.seen[i], spans, kSlots, x.k_scale);
             with_keys(t, dim, x.k, [&](const auto& keys) {
                 integer_score_rows<K, kDecodeRows>(x.q + h * group * row, group, dim, keys, x.k_scale,
                                                    x.s + h * group * kChunk + i * kSlots);
             });
         }
+    }
 }
 
 template <typename V>
@@ -156,23 +188,29 @@ void value_phase(const Job& job, float* out) {
     const Scratch& x = job.x;
     const int64_t width = job.width, stride = 2 + width, group = job.group, spans = V::spans(width);
     for (int64_t h = 0; h < job.item.heads; ++h) {
-        for (int64_t i = 0; i < job.n; ++i)
-            stage_factors(of_head(job.tiles[i], h).v, job.seen[i], spans, kChunk, x.v_scale + i * kSlots);
+        for (int64_t i = 0; i < job.n; ++i) {
+            TileCells t = job.tiles[i].v;
+            t.advance(h);
+            stage_factors(t, job.seen[i], spans, kChunk, x.v_scale + i * kSlots);
+        }
         for (int64_t r = h * group; r < (h + 1) * group; ++r) {
             const MaxSum chunk =
                 integer_softmax(x.s + r * kChunk, job.seen, job.n, x.v_scale, spans, x.p + r * V::weight_bytes(width));
             out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
         }
     }
-    memset(x.part, 0, size_t(job.rows * width) * 4);
-    for (int64_t i = 0; i < job.n; ++i)
-        for (int64_t h = 0; h < job.item.heads; ++h) {
-            job.prefetch_ahead(i, h, true);
-            with_values_of<V, true>(of_head(job.tiles[i], h).v, job.s.dim, width, x.v, [&](const auto& values) {
+    clear(x.part, job.rows * width);
+    Ahead ahead(job, true);
+    for (int64_t i = 0; i < job.n; ++i) {
+        TileCells t = job.tiles[i].v;
+        for (int64_t h = 0; h < job.item.heads; ++h, t.advance(1)) {
+            ahead.prefetch();
+            with_values_of<V, true>(t, job.s.dim, width, x.v, [&](const auto& values) {
                 integer_add_rows<V>(x.p + h * group * V::weight_bytes(width), group, i, values,
                                     x.part + h * group * width, width);
             });
         }
+    }
     for (int64_t r = 0; r < job.rows; ++r) integer_in_order<V>(x.part + r * width, width, out + 2 + r * stride);
 }
 
@@ -202,7 +240,7 @@ void merge(const AttentionArgs& a, const WorkItem* items, const Merge& m, const 
     float o[kMaxQueryGroup * kMaxHeadDim];
     float* out = a.out + a.table.q_start[m.seq] * a.out_stride + m.head * group * s.dim;
     Totals total(group), fresh(group);
-    memset(o, 0, size_t(group * width) * 4);
+    clear(o, group * width);
     for (int64_t i = 0; i < m.n; ++i) {
         const float* part = partials + item[i].partial + (m.head - item[i].head) * group * stride;
         for (int64_t r = 0; r < group; ++r) fresh.m[r] = part[r * stride], fresh.l[r] = part[r * stride + 1];

@@ -90,10 +90,10 @@ template <typename Fn>
 inline void by_rows(int64_t first, int64_t rows, Fn&& fn) {
     int64_t r = first;
     const int64_t end = first + rows;
-    for (; r + kDecodeRows <= end; r += kDecodeRows) fn.template operator()<kDecodeRows>(r);
-    if constexpr (kDecodeRows > 3)
+    for (; r + kInPlaceRows <= end; r += kInPlaceRows) fn.template operator()<kInPlaceRows>(r);
+    if constexpr (kInPlaceRows > 3)
         if (r + 3 <= end) fn.template operator()<3>(r), r += 3;
-    if constexpr (kDecodeRows > 2)
+    if constexpr (kInPlaceRows > 2)
         if (r + 2 <= end) fn.template operator()<2>(r), r += 2;
     for (; r < end; ++r) fn.template operator()<1>(r);
 }
@@ -173,7 +173,7 @@ inline void values_in_place(const ValueTile& tile, int64_t d, const uint8_t* p, 
 // Calls fn<N>(d) for blocks of N * 16 dims.
 template <typename Fn>
 inline void by_dims(int64_t dim, Fn&& fn) {
-    constexpr int kWide = kDecodeRows == 4 ? 4 : 2;
+    constexpr int kWide = kInPlaceRows == 4 ? 4 : 2;
     int64_t d = 0;
     for (; d + kWide * kLanes <= dim; d += kWide * kLanes) fn.template operator()<kWide>(d);
     if constexpr (kWide > 2)

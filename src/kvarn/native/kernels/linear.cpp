@@ -28,8 +28,8 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
                     for (int64_t line = 0; line < share; line += 64)
                         prefetch_l2(scales + b * share + kPrefetchDistance + line);
                 if constexpr (kWide && R == 16) prefetch_next(queue);
-                Bytes v[vectors(K)];
-                unpack<K>(p + row * 4, table, v);
+                Bytes v[vectors(few_rows(K))];
+                unpack<K, few_rows(K)>(p + row * 4, table, v);
                 const Scales<K> s(scales, b, row);
                 const int8_t* xb = xs + b * stride;
                 const BlockMeta* mb = meta + b * x.height;
@@ -48,11 +48,11 @@ void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t 
 
 template <Kind K>
 struct Ready {  // one block of kFloatLanes rows of weights
-    Bytes w[vectors(K)];
+    Bytes w[vectors(many_rows(K))];
     Scales<K> s;
 
     Ready(const uint8_t* codes, Bytes table, const uint8_t* scales, int64_t b, int row) : s(scales, b, row) {
-        unpack<K>(codes + row * 4, table, w);
+        unpack<K, many_rows(K)>(codes + row * 4, table, w);
     }
 };
 
@@ -82,35 +82,48 @@ inline void ready_rows(const Ready<K>* ready, const Activations& x, Blocks block
     const int64_t at = row / kTile * x.blocks * x.height + row % kTile;
     const int8_t* xs = x.codes + (at + blocks.begin * x.height) * kBlock;
     const BlockMeta* meta = x.meta + at + blocks.begin * x.height;
-    Floats acc[R][kSlices];
-    memcpy(acc, sums, sizeof acc);
-    for (int64_t b = blocks.begin; b < blocks.end; ++b, xs += x.height * kBlock, meta += x.height, ready += kSlices) {
-        Sums<K, R, kSlices> block;
-        block.compute({ready[0].w, ready[1].w}, xs);
-        block.apply(acc, {&ready[0].s, &ready[1].s}, meta);
+    const auto each = [&](const auto& codes_of) {
+        for (int64_t b = 0; b < blocks.end - blocks.begin; ++b, meta += x.height, ready += kSlices) {
+            Sums<K, R, kSlices> block;
+            block.compute({ready[0].w, ready[1].w}, codes_of(b));
+            block.apply(sums, {&ready[0].s, &ready[1].s}, meta);
+        }
+    };
+#if defined(KVARN_PAIRS)
+    if constexpr (many_rows(K) == Form::Words) {
+        Words words[kReadyBlocks][R];
+        for (int64_t b = 0; b < blocks.end - blocks.begin; ++b)
+            for (int r = 0; r < R; ++r) words[b][r].read(xs + (b * x.height + r) * kBlock);
+        return each([&](int64_t b) { return words[b]; });
     }
-    memcpy(sums, acc, sizeof acc);
+#endif
+    each([&](int64_t b) { return xs + b * x.height * kBlock; });
 }
 
 // Rows [begin, end) of x, at most kReadyRows, with one group.
 template <Kind K>
 void ready_group(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t begin,
                  int64_t end, bool from_memory, PrefetchQueue& queue) {
-    constexpr int kRows = 2;  // with more, sums leave the registers
+    constexpr int kRows = two_sums(K) ? 2 : 4;  // the integer sums of a block stay in registers
     alignas(64) uint8_t memory[kReadyBlocks * kSlices * sizeof(Ready<K>)];
     auto* ready = reinterpret_cast<Ready<K>*>(memory);
     Floats sums[kReadyRows][kSlices];
-    memset(sums, 0, sizeof sums);
+    memset(sums, 0, size_t(up(end - begin, kRows)) * sizeof sums[0]);
+    const int64_t parts = (w.blocks + kReadyBlocks - 1) / kReadyBlocks, most = (w.blocks + parts - 1) / parts;
     for (Blocks blocks{0, 0}; blocks.begin < w.blocks; blocks.begin = blocks.end) {
-        blocks.end = smaller(blocks.begin + kReadyBlocks, w.blocks);
+        blocks.end = smaller(blocks.begin + most, w.blocks);
         make_ready<K>(w, group, blocks, from_memory, ready);
         for (int64_t row = begin; row < end; row += kRows) {
-            for (int64_t i = 0; i < kReadyBlocks * kRows; i += kTile) prefetch_next(queue);  // as often as tile() does
+            for (int64_t i = 0; i < (blocks.end - blocks.begin) * kRows; i += kTile) prefetch_next(queue);  // as tile()
+            const int64_t past = smaller(row + kRows, end);
+            if (blocks.end == w.blocks)  // rows are far apart: stores would wait for their lines
+                for (int64_t r = row; r < past; ++r) prefetch_to_write(y.data + r * y.stride + group * kGroup);
             ready_rows<K, kRows>(ready, x, blocks, row, sums + (row - begin));
+            if (blocks.end < w.blocks) continue;
+            for (int64_t r = row; r < past; ++r)
+                for (int i = 0; i < kSlices; ++i) write_row(y, r, group * kGroup + i * kFloatLanes, sums[r - begin][i]);
         }
     }
-    for (int64_t row = begin; row < end; ++row)
-        for (int i = 0; i < kSlices; ++i) write_row(y, row, group * kGroup + i * kFloatLanes, sums[row - begin][i]);
 }
 
 template <Kind K>

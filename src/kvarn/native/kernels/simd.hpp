@@ -186,6 +186,7 @@ static inline F exp2(F x) {
 
 // A function that does nothing but prefetch has to be KVARN_INLINE: GCC drops calls of it, as if they had no effect.
 static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+static inline void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }  // past L1
 
 }  // namespace kvarn::KVARN_ISA

@@ -77,6 +77,10 @@ inline void softmax_whole(const float* s, int64_t n, uint8_t* p, float* m, float
     for (int r = 0; r < R; ++r) l[r] = reduce_add(sum[r]);
 }
 
+inline void clear(float* sums, int64_t n) {  // n: whole registers. memset of some thousand bytes takes microseconds
+    for (int64_t i = 0; i < n; i += kLanes) store(sums + i, zero());
+}
+
 struct Totals {  // maximum and sum of some rows, and padding up to a whole register
     float m[kMaxRows + kLanes], l[kMaxRows + kLanes];
     explicit Totals(int64_t rows) {

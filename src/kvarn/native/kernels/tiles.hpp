@@ -11,7 +11,7 @@ struct TileCells {
     const uint8_t* half[2];  // the first slot of each half; null if no block holds it
     const uint8_t* scale[2];
 
-    void advance(int64_t heads) {
+    void advance(int64_t heads) {  // to the same slots of a head further on
         for (int h = 0; h < 2; ++h) {
             if (half[h]) half[h] += heads * view->strides.head * cell_bytes(view->codec);
             if (scale[h]) scale[h] += heads * view->scale_strides.head * scale_bytes(view->codec);
@@ -23,12 +23,6 @@ struct Tile {
     int64_t pos;
     TileCells k, v;
 };
-
-inline Tile of_head(Tile t, int64_t heads) {  // the same slots of a head further on
-    t.k.advance(heads);
-    t.v.advance(heads);
-    return t;
-}
 
 // Where the tile of the queries lies as int8 rows: the tail, or the fresh rows of the step.
 struct OwnTile {
@@ -84,10 +78,9 @@ struct Walk {  // finds blocks of one sequence by position
             const int64_t entry = find(pos + 16 * h);
             if (entry < 0) continue;
             const Place at = s.k.place(blocks[entry], pos + 16 * h - first[entry]);  // V has the panels of K
-            t.k.half[h] = s.k.at(at), t.k.scale[h] = s.k.scale_at(at);
-            t.v.half[h] = s.v.at(at), t.v.scale[h] = s.v.scale_at(at);
+            t.k.half[h] = s.k.at(at, head), t.k.scale[h] = s.k.scale_at(at, head);
+            t.v.half[h] = s.v.at(at, head), t.v.scale[h] = s.v.scale_at(at, head);
         }
-        t = of_head(t, head);
         if (pos == own.pos) {
             if (own.k->cells) t.k = own_cells(*own.k, head);
             if (own.v->cells) t.v = own_cells(*own.v, head);
@@ -99,9 +92,8 @@ struct Walk {  // finds blocks of one sequence by position
         TileCells t{&rows, {}, {}};
         for (int h = 0; h < 2; ++h) {
             const Place at = rows.place(own.block, 16 * h);
-            t.half[h] = rows.at(at), t.scale[h] = rows.scale_at(at);
+            t.half[h] = rows.at(at, head / own.copies), t.scale[h] = rows.scale_at(at, head / own.copies);
         }
-        t.advance(head / own.copies);
         return t;
     }
 };
