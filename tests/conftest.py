@@ -60,12 +60,17 @@ ORDER = (
     "bench",
     "comparison",
 )
+LONGEST = ("test_real_models.py", "test_forecast.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is cheap and tells most comes first; within a folder nothing moves."""
+    """What is cheap and tells most comes first; within a folder nothing moves. Several processes begin with what takes
+    longest: otherwise one of them is left with it at the end."""
+    several = "PYTEST_XDIST_WORKER" in os.environ
 
     def place(item: pytest.Item) -> int:
+        if several and item.path.name in LONGEST:
+            return -1
         part = item.path.relative_to(Path(__file__).parent).parts[0]
         return ORDER.index(part) if part in ORDER else len(ORDER)
 

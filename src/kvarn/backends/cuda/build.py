@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from kvarn.backends.cuda.specs import EARLIEST, Constant, Kernel, catalogue
 from kvarn.backends.cuda.store import (
+    COMPILED_AS,
     MODULES,
     OPTIONS,
     PACKAGED,
@@ -42,6 +45,22 @@ LEAST_SHARED = min(SHARED.values())
 
 def compile_kernel(kernel: Kernel, target: int) -> Binary:
     """In this process, which must not have set TRITON_INTERPRET. Stages are lowered until shared memory suffices."""
+    most = SHARED.get(target, LEAST_SHARED)
+    for stages in range(kernel.stages, 0, -1):  # they are not a part of the arithmetic
+        compiled = _compiled(kernel, COMPILED_AS.get(target, target), stages)
+        facts = compiled.metadata
+        if facts.shared <= most:
+            break
+    if facts.global_scratch_size or facts.profile_scratch_size:
+        raise KvarnError("it needs scratch memory, which a launch does not give it")
+    if facts.shared > most:
+        raise KvarnError(f"it needs {facts.shared} bytes of shared memory, and there are {most}: use smaller tiles")
+    code = _assembled(compiled.asm["ptx"], target, stages) if target in COMPILED_AS else compiled.asm["cubin"]
+    return Binary(code, facts.name, facts.shared, facts.num_warps)
+
+
+@lru_cache(maxsize=8)  # targets of one generation follow each other
+def _compiled(kernel: Kernel, target: int, stages: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -52,18 +71,20 @@ def compile_kernel(kernel: Kernel, target: int) -> Binary:
         raise KvarnError(f"the function takes {', '.join(function.arg_names)}; its Kernel has {', '.join(names)}")
     signature = dict(kernel.arguments) | {name: "constexpr" for name, _ in kernel.constants}
     source = ASTSource(function, signature, constants(kernel, target), _alignment(kernel))
-    most = SHARED.get(target, LEAST_SHARED)
-    for stages in range(kernel.stages, 0, -1):  # they are not a part of the arithmetic
-        options = OPTIONS | {"num_warps": kernel.warps, "num_stages": stages}
-        compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-        facts = compiled.metadata
-        if facts.shared <= most:
-            break
-    if facts.global_scratch_size or facts.profile_scratch_size:
-        raise KvarnError("it needs scratch memory, which a launch does not give it")
-    if facts.shared > most:
-        raise KvarnError(f"it needs {facts.shared} bytes of shared memory, and there are {most}: use smaller tiles")
-    return Binary(compiled.asm["cubin"], facts.name, facts.shared, facts.num_warps)
+    options = OPTIONS | {"num_warps": kernel.warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+
+
+def _assembled(ptx: str, target: int, stages: int) -> bytes:
+    """PTX of an older target. Triton can only do this as the last stage of a compilation."""
+    from triton.backends.compiler import GPUTarget, Language
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(GPUTarget("cuda", target, 32))
+    steps: dict[str, Any] = {}
+    backend.add_stages(steps, backend.parse_options(OPTIONS | {"num_stages": stages}), Language.TRITON)
+    code: bytes = steps["cubin"](ptx, {})
+    return code
 
 
 def constants(kernel: Kernel, target: int) -> dict[str, Constant]:

@@ -2,8 +2,8 @@
 
 A binary is one file, FOLDER/sm_90/NAME-DIGEST.kernel: the checksum of what follows, a line of facts in JSON, and
 the machine code. The digest covers everything that the machine code depends on: the source of the kernel
-and of the kernels that it imports, the fields of its Kernel, the target, the version of Triton and the options.
-So a binary that is not current is never found, and one that is damaged counts as absent.
+and of the kernels that it imports, the fields of its Kernel, the target and what it is compiled as, the version
+of Triton and the options. So a binary that is not current is never found, and one that is damaged counts as absent.
 
 This module does not import Triton. workers.py starts processes that do.
 """
@@ -28,6 +28,7 @@ from kvarn.loading.progress import Progress
 from kvarn.words import counted
 
 TARGETS = (80, 86, 89, 90, 100, 120)  # compute capabilities of the binaries in a release
+COMPILED_AS = {86: 80, 89: 80}  # targets of one generation: the PTX of its first target is assembled for each of them
 TRITON = "3.9.0"  # the version that compiles them; the extra cuda-build installs it
 POINTER_ALIGNMENT = 16  # bytes; every pointer argument has it
 OPTIONS = {"enable_fp_fusion": False}  # stated, because the default changes bits and changes between versions
@@ -51,7 +52,8 @@ class Binary:
 
 
 def digest(kernel: Kernel, target: int, sources: Path = SOURCES) -> str:
-    facts = [astuple(kernel), target, TRITON, POINTER_ALIGNMENT, sorted(OPTIONS.items()), _texts(kernel.name, sources)]
+    options = [TRITON, POINTER_ALIGNMENT, sorted(OPTIONS.items())]
+    facts = [astuple(kernel), target, COMPILED_AS.get(target), *options, _texts(kernel.name, sources)]
     return blake2b(repr(facts).encode(), digest_size=10).hexdigest()
 
 

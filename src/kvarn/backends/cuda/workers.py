@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from kvarn.backends.cuda.specs import Kernel
-from kvarn.backends.cuda.store import MODULES, SOURCES, Binary
+from kvarn.backends.cuda.store import COMPILED_AS, MODULES, SOURCES, Binary
 from kvarn.errors import printable
 
 Task = tuple[Kernel, int]
@@ -37,12 +37,13 @@ def processors() -> int:
 
 def compile_all(tasks: Sequence[Task], sources: Path = SOURCES, jobs: int | None = None) -> Generator[Result]:
     """A result for every task, in the order in which they are ready."""
-    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[list[Task]] = queue.SimpleQueue()
     ready: queue.SimpleQueue[Result] = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
+    groups = _of_one_ptx(tasks)
+    for group in groups:
+        waiting.put(group)
     with tempfile.TemporaryDirectory(prefix="kvarn-kernels-") as folder:
-        n_workers = min(jobs or processors(), len(tasks), MOST_WORKERS)
+        n_workers = min(jobs or processors(), len(groups), MOST_WORKERS)
         workers = [_Worker(Path(folder), number, sources) for number in range(n_workers)]
         threads = [threading.Thread(target=worker.work, args=(waiting, ready), daemon=True) for worker in workers]
         try:
@@ -57,6 +58,14 @@ def compile_all(tasks: Sequence[Task], sources: Path = SOURCES, jobs: int | None
                 thread.join()
 
 
+def _of_one_ptx(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks that one worker does best, one after the other."""
+    groups: dict[Task, list[Task]] = {}
+    for kernel, target in tasks:
+        groups.setdefault((kernel, COMPILED_AS.get(target, target)), []).append((kernel, target))
+    return list(groups.values())
+
+
 class _Worker:
     """A process, started for its first task and again after a crash."""
 
@@ -68,14 +77,15 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def work(self, waiting: "queue.SimpleQueue[Task]", ready: "queue.SimpleQueue[Result]") -> None:
+    def work(self, waiting: "queue.SimpleQueue[list[Task]]", ready: "queue.SimpleQueue[Result]") -> None:
         """Tasks until there are no more, or until it is stopped."""
         while not self.stopped:
             try:
-                kernel, target = waiting.get_nowait()
+                group = waiting.get_nowait()
             except queue.Empty:
                 break
-            ready.put((kernel, target, self._ask(kernel, target)))
+            for kernel, target in group:
+                ready.put((kernel, target, self._ask(kernel, target)))
         self._end()
 
     def stop(self) -> None:
