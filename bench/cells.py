@@ -131,7 +131,8 @@ def whole_model(codecs: list[str], model: str, depths: list[int], rounds: int, p
         name = f"decode at {case.depth:,}" if case.kind == GENERATE else f"prefill of {case.n:,}"
         cells = (f"{row[codec]['tokens_per_s']:9.1f} t/s {row[codec]['ratio']:5.2f}" for codec in codecs)
         print(f"{name:<24}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
-    return {"model": model, "isa": native.isa(), "processor": cpu_name(), "rows": rows}
+    name = Path(model).stem if model.endswith(".gguf") else model
+    return {"model": name, "isa": native.isa(), "processor": cpu_name(), "rows": rows}
 
 
 def main() -> None:

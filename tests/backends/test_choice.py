@@ -104,7 +104,6 @@ def test_the_decision() -> None:
 
 REFUSED = {
     "codec": (replace(CONFIG, codec="f16/int8"), "no f16/int8 cells (it has f32, f16, bf16, int8, int6, int4, and"),
-    "codes": (replace(CONFIG, codec="int8", layers=[LayerSpec(8, 2, 256, 256)]), "int8 cells for heads up to 128"),
     "panel": (replace(CONFIG, layout="panel"), "does not have the panel layout (it has token-major, head"),
     "columns": (replace(CONFIG, layout="columns"), "does not have the columns layout"),
     "unequal": (replace(CONFIG, layers=[LayerSpec(8, 2, 64, 32)]), "keys of 64 and values of 32 numbers"),

@@ -66,6 +66,12 @@ def test_sizes_of_coded_heads(cuda, dim: int, codec: str) -> None:
     check(driven, {(0, 0): np.concatenate(parts)}, data, first=30)
 
 
+@pytest.mark.parametrize("codec", ["int8", "int6", "int4", "bf16/int8", "int8/int4"])
+def test_large_coded_heads(cuda, codec: str) -> None:
+    """From the first token on, which sees one key: some of its outputs are zero."""
+    run(cuda, settings(spec(4, 1, 256), codec, block_size=32), [{0: 30, 1: 1}, {0: 1, 1: 20}, {0: 3, 1: 1}])
+
+
 @pytest.mark.parametrize("codec", ["bf16/int8", "int8/bf16", "int8/int4", "int4/int6", "bf16/int4", "int6/bf16"])
 def test_pairs_of_codecs(cuda, codec: str) -> None:
     run(cuda, settings(spec(4, 2, 40), codec, block_size=32), [{0: 31, 1: 3}, {0: 1, 1: 1}, {0: 1, 1: 30}, {0: 8}])

@@ -285,4 +285,10 @@ class HostLogits:
         raise NotImplementedError("the host samples: engine/sampling.py")
 
     def rows(self, wanted: Sequence[int] | None = None) -> Floats:
-        return self._rows if wanted is None else self._rows[list(wanted)]
+        """Until the next step. Neighbours are not copied: those of a large batch are megabytes."""
+        if wanted is None:
+            return self._rows
+        chosen = list(wanted)
+        first = chosen[0] if chosen else 0
+        neighbours = range(first, first + len(chosen))
+        return self._rows[neighbours.start : neighbours.stop] if chosen == list(neighbours) else self._rows[chosen]

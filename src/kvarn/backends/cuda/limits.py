@@ -11,7 +11,6 @@ from kvarn.backends.cuda.specs import (
     CODEC_CODES,
     CODED,
     HEAD_MULTIPLE,
-    LARGEST_CODED,
     LARGEST_HEAD,
     TYPE_BYTES,
     TYPES,
@@ -42,9 +41,6 @@ def refusal(plan: Plan) -> str | None:
             return f"keys of {spec.k_dim} and values of {spec.v_dim} numbers: the cuda backend wants them equal"
         if spec.k_dim > LARGEST_HEAD:
             return f"heads of {spec.k_dim} numbers: the cuda backend has kernels up to {LARGEST_HEAD}"
-        if spec.k_dim > LARGEST_CODED and {codec.k.name, codec.v.name} & {*CODED}:
-            most = f"the cuda backend has {codec.name} cells for heads up to {LARGEST_CODED}"
-            return f"heads of {spec.k_dim} numbers: {most}"
         if spec.k_dim % HEAD_MULTIPLE:
             return f"heads of {spec.k_dim} numbers: the cuda backend has kernels for multiples of {HEAD_MULTIPLE}"
     return None

@@ -38,7 +38,7 @@ class CudaMemory:
     def __init__(self, driver: Device, plan: Plan) -> None:
         driver.bind()
         self.driver, self.plan = driver, plan
-        self._cells = specs.cells_of(plan.codec.name)
+        self._codec = plan.codec.name
         self.counters = Counters()
         for group in plan.groups:
             if plan.max_seqs * group.blocks_per_sequence >= 2**31:
@@ -107,9 +107,9 @@ class CudaMemory:
         copies, flags = group.stored_heads // spec.n_kv_heads, (*(int(each != 0) for each in norms), eps)
         q_programs, kv_programs = (ceil_div(n, specs.ROTATED_HEADS) for n in heads)
         grid = (frame.n_tokens, q_programs + 2 * kv_programs, 1)
-        if self._cells in specs.TYPES:
+        if self._codec in specs.TYPES:
             args = (*given, q_out, *stored, *heads, copies, spec.k_dim, half, group.block_size, *group.rows, *flags)
-            self.driver.launch(self.driver.function(specs.rotate(self._cells)), grid, args)
+            self.driver.launch(self.driver.function(specs.rotate(self._codec)), grid, args)
             return
         around = (*stored, *self._scales(layer), *self._tails(layer), *self._news(group), self._inbox.near)
         sizes = (*heads, copies, spec.k_dim, *group.widths, half, group.block_size)
@@ -168,7 +168,7 @@ class CudaMemory:
         if not frame.n_runs:
             return
         group = self._groups[self.group_of[layer]]
-        kernel = specs.prefill(self._cells, group.spec.k_dim)
+        kernel = specs.prefill(self._codec, group.spec.k_dim)
         function, args = self.driver.function(kernel), self._arguments(layer, frame, q, scale)
         tiles = ceil_div(frame.longest_run * group.spec.n_heads // group.stored_heads, kernel.size("BM"))
         for start in range(0, frame.n_runs, MOST_IN_GRID):
@@ -184,7 +184,7 @@ class CudaMemory:
         group, n_splits = self._groups[self.group_of[layer]], frame.groups[self.group_of[layer]].n_splits
         spec, partial = group.spec, self._scratch.address
         added = specs.reduce(deep=n_splits > specs.DEEP)
-        function, reduce = map(self.driver.function, (specs.decode(self._cells, spec.k_dim), added))
+        function, reduce = map(self.driver.function, (specs.decode(self._codec, spec.k_dim), added))
         args = self._arguments(layer, frame, q, scale)
         heads = group.stored_heads * ceil_div(spec.n_heads // group.stored_heads, specs.GROUP_ROWS)
         results, width = n_splits * spec.n_heads, specs.head_block(spec.v_dim)  # of one token
@@ -299,15 +299,14 @@ def _row_strides(parts: Parts) -> tuple[int, int, int]:
     return strides
 
 
-def _by_unit(plan: Plan, group: Group) -> dict[int, list[int]]:
-    """The arrays of all layers by the size of their units: where each starts, and units of a row."""
-    found: dict[int, list[int]] = {}
+def _arrays(plan: Plan, group: Group) -> list[tuple[int, int]]:
+    """Those of all layers: where each starts, and bytes of a row."""
+    found = []
     for layer in group.layers:
         at = plan.offsets[layer]
         for start, part in zip((at.k, at.v, at.k_scale, at.v_scale), group.parts.each, strict=True):
             if part.shape.units:
-                size = unit_bytes(part.unit)
-                found.setdefault(size, []).extend((start // size, part.shape.units))
+                found.append((start, part.shape.units * unit_bytes(part.unit)))
     return found
 
 
@@ -332,17 +331,14 @@ class _GroupOnDevice:
         self._memory = Allocation(driver, 4 * plan.max_seqs * group.blocks_per_sequence)
         driver.fill(self._memory.address, 0, self._memory.nbytes)
         self.table = self._memory.address
-        self._copied: list[tuple[int, int, Allocation]] = []  # size of a unit, number of arrays, where they are
-        for size, arrays in _by_unit(plan, group).items():
-            where = Allocation(driver, 8 * len(arrays))
-            driver.upload(where.address, np.array(arrays, np.int64))
-            self._copied.append((size, len(arrays) // 2, where))
+        arrays = np.array(_arrays(plan, group), np.int64)
+        self._n_arrays, self._arrays = len(arrays), Allocation(driver, arrays.nbytes)
+        driver.upload(self._arrays.address, arrays)
 
     def copy(self, moves: int, n_moves: int, arena: int) -> None:
-        for size, n_arrays, where in self._copied:
-            args = (moves, arena, where.address, *self.rows)
-            grid = (n_moves, n_arrays, self.stored_heads)
-            self._driver.launch(self._driver.function(specs.copy(size)), grid, args)
+        args = (moves, arena, self._arrays.address, *self.rows)
+        grid = (n_moves, self._n_arrays, self.stored_heads)
+        self._driver.launch(self._driver.function(specs.copy()), grid, args)
 
     def edit(self, edits: int, n_edits: int) -> None:
         if n_edits:

@@ -26,7 +26,6 @@ FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form 
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
-LARGEST_CODED = 128  # numbers of a head whose cells are codes: attention over larger ones gave NaN on an H200
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
@@ -252,10 +251,11 @@ def head_block(dim: int) -> int:
     return next(each for each in HEAD_DIMS if dim <= each)
 
 
-def cells_of(codec: str) -> str:
+def cells_of(codec: str, dim: int) -> str:
     """What the kernels of attention are compiled for: the name of a codec, or `any` pair of those in CODEC_CODES. int6
-    and int4 have no kernels of their own: on an H200, those of decode and prefill differed in their bits."""
-    return codec if codec in (*TYPES, "int8") else "any"
+    and int4 have no kernels of their own: on an H200, those of decode and prefill differed in their bits. Large heads
+    are rare, so int8 has none for them."""
+    return codec if codec in TYPES or (codec == "int8" and head_block(dim) < LARGEST_HEAD) else "any"
 
 
 def _for_codec(codec: str, text: str) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Constant], ...]]:
@@ -283,8 +283,7 @@ _ALIGNED = (("dim", HEAD_MULTIPLE), ("out_stride", HEAD_MULTIPLE), *_WIDTHS)
 
 @cache
 def decode(codec: str, dim: int) -> Kernel:
-    """codec: what `cells_of` gives."""
-    block = head_block(dim)
+    block, codec = head_block(dim), cells_of(codec, dim)
     given = "tokens:*i32 first_token:i32 n_splits:i32 partial:*fp32 ends:*fp32 out:*fp32 out_stride:i32 form:i32"
     arguments, kinds = _for_codec(codec, f"{ATTENTION} {given}")
     sizes = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", GROUP_ROWS))
@@ -293,8 +292,7 @@ def decode(codec: str, dim: int) -> Kernel:
 
 @cache
 def prefill(codec: str, dim: int) -> Kernel:
-    """codec: what `cells_of` gives."""
-    block = head_block(dim)
+    block, codec = head_block(dim), cells_of(codec, dim)
     rows = 16 if codec == "f32" else 32 if block == LARGEST_HEAD else PREFILL_ROWS
     arguments, kinds = _for_codec(codec, f"{ATTENTION} {NEW} starts:*i32 counts:*i32 out:*fp32 out_stride:i32 form:i32")
     sizes = (("BD", block), ("TILE", _tile(codec, block)), ("SPLIT", SPLIT), ("BM", rows))
@@ -314,10 +312,9 @@ def reduce(deep: bool) -> Kernel:
 
 
 @cache
-def copy(unit_bytes: int) -> Kernel:
-    text = f"moves:*i32 arena:*U parts:*i64 {CELLS}"
-    unit = {1: "i8", 2: "i16", 4: "i32"}[unit_bytes]
-    return Kernel("copy", _arguments(text, U=unit), (("SLOTS", 16), ("BD", LARGEST_HEAD)))
+def copy() -> Kernel:
+    text = f"moves:*i32 arena:*i8 parts:*i64 {CELLS}"
+    return Kernel("copy", _arguments(text), (("SLOTS", 16), ("ROW", 4 * LARGEST_HEAD)))
 
 
 @cache
@@ -372,7 +369,7 @@ def draw() -> Kernel:
 
 def catalogue() -> tuple[Kernel, ...]:
     """All specialisations, each once."""
-    found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy(1), copy(2), copy(4)]
+    found = [add(), angles(), edit(), norm_add(), select(), embed_packed(), copy()]
     found += [embed(), norm(), gate(), total(), encode(), pack(), keep()]
     found += [peak(), choose(), adjust(), weigh(), starts(), scatter(), draw()]
     found += [reduce(deep) for deep in (False, True)]
@@ -380,9 +377,6 @@ def catalogue() -> tuple[Kernel, ...]:
     for kind in TYPES:
         found += [rotate(kind)]
         found += [linear(kind, *tile) for tile in tiles(kind)]
-    coded = HEAD_DIMS[: HEAD_DIMS.index(LARGEST_CODED) + 1]
-    pairs = [(each, dim) for each in TYPES for dim in HEAD_DIMS] + [
-        (each, dim) for each in ("int8", "any") for dim in coded
-    ]
+    pairs = [(each, dim) for each in (*TYPES, "int8", "int4") for dim in HEAD_DIMS]
     found += [make(*pair) for pair in pairs for make in (decode, prefill)]
     return tuple(dict.fromkeys(found))

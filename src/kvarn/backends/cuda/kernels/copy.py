@@ -13,18 +13,18 @@ def copy(
     row_head,
     row_slot,
     SLOTS: tl.constexpr,
-    BD: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """moves: (source, destination, slots). parts: where each array starts in the arena, and how large a row of it is,
-    in units."""
+    in bytes."""
     move = moves + tl.program_id(0) * 3
     source, target, slots = tl.load(move).to(tl.int64), tl.load(move + 1).to(tl.int64), tl.load(move + 2)
     base = arena + tl.load(parts + 2 * tl.program_id(1))
-    units = tl.load(parts + 2 * tl.program_id(1) + 1)
-    d = tl.arange(0, BD)[None, :]
+    size = tl.load(parts + 2 * tl.program_id(1) + 1)
+    d = tl.arange(0, ROW)[None, :]
     for start in range(0, slots, SLOTS):
         slot = (start + tl.arange(0, SLOTS))[:, None]
-        inside = (slot < slots) & (d < units)
+        inside = (slot < slots) & (d < size)
         row = slot.to(tl.int64) * row_slot + tl.program_id(2) * row_head
-        numbers = tl.load(base + (source * row_block + row) * units + d, mask=inside)
-        tl.store(base + (target * row_block + row) * units + d, numbers, mask=inside)
+        some = tl.load(base + (source * row_block + row) * size + d, mask=inside)
+        tl.store(base + (target * row_block + row) * size + d, some, mask=inside)
