@@ -83,6 +83,8 @@ def test_demo_kernels_compile_for_every_target(tmp_path: Path) -> None:
         binary = read(tmp_path / file_name(PRODUCT["bf16"], target, DEMOS))
         assert binary is not None
         assert binary.code.startswith(b"\x7fELF")
+        flags = int.from_bytes(binary.code[48:52], "little")
+        assert target in (flags & 0xFF, flags >> 8 & 0xFF), "assembled for this target, whatever it was compiled as"
         assert (binary.function, binary.warps) == ("demo_product", 4)
         assert binary.shared > 0, "operands of a product go through shared memory"
         assert str(ROOT).encode() not in binary.code, "no path of this machine"

@@ -306,7 +306,10 @@ def _arrays(plan: Plan, group: Group) -> list[tuple[int, int]]:
         at = plan.offsets[layer]
         for start, part in zip((at.k, at.v, at.k_scale, at.v_scale), group.parts.each, strict=True):
             if part.shape.units:
-                found.append((start, part.shape.units * unit_bytes(part.unit)))
+                size = part.shape.units * unit_bytes(part.unit)
+                assert start % 4 == 0
+                assert size <= specs.SHORT_ROW or size % 4 == 0
+                found.append((start, size))
     return found
 
 

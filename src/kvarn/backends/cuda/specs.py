@@ -26,6 +26,7 @@ FORM_CODES = {"f32": 0, "f16": 1, "bf16": 2}  # for kernels that learn the form 
 AS_STORED = {"F32": "f32", "F16": "f16", "BF16": "bf16"}  # matrices of these types are multiplied as they are stored
 HEAD_DIMS = (64, 128, 256)  # a head is padded to one of these in registers; memory is not padded
 LARGEST_HEAD = HEAD_DIMS[-1]
+SHORT_ROW = LARGEST_HEAD // 32  # bytes of a row of scales, which need not be whole words
 HEAD_MULTIPLE = 8  # the dimension of a head must be a multiple of this
 
 SPLIT = 256  # tokens of a sequence that are summed up by themselves, at absolute positions: a part of the arithmetic
@@ -314,7 +315,7 @@ def reduce(deep: bool) -> Kernel:
 @cache
 def copy() -> Kernel:
     text = f"moves:*i32 arena:*i8 parts:*i64 {CELLS}"
-    return Kernel("copy", _arguments(text), (("SLOTS", 16), ("ROW", 4 * LARGEST_HEAD)))
+    return Kernel("copy", _arguments(text), (("SLOTS", 16), ("WORDS", LARGEST_HEAD), ("BYTES", SHORT_ROW)))
 
 
 @cache
