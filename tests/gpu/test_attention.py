@@ -5,7 +5,7 @@ The cells are NaN at the start, and blocks of several sequences lie between one 
 
 import numpy as np
 import pytest
-from gpu.support.driving import Driven, Inputs, Key, Oracle, Schedule, same_bits, workload
+from gpu.support.driving import Driven, Inputs, Key, Oracle, Schedule, in_cells, same_bits, workload
 
 from kvarn.cache.plan import CacheConfig
 from kvarn.cache.spec import LayerSpec
@@ -68,8 +68,10 @@ def test_sizes_of_coded_heads(cuda, dim: int, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "int6", "int4", "bf16/int8", "int8/int4"])
 def test_large_coded_heads(cuda, codec: str) -> None:
-    """From the first token on, which sees one key: some of its outputs are zero."""
-    run(cuda, settings(spec(4, 1, 256), codec, block_size=32), [{0: 30, 1: 1}, {0: 1, 1: 20}, {0: 3, 1: 1}])
+    """From the first token on. It sees one value, and a number of a value in codes can be exactly zero."""
+    layer, schedule = spec(4, 1, 256), [{0: 30}, {0: 1, 1: 20}, {0: 3, 1: 1}, {0: 1, 1: 3}]
+    assert (in_cells(workload([layer], schedule)[1, 0].v[:1], "int8") == 0).any()
+    run(cuda, settings(layer, codec, block_size=32), schedule)
 
 
 @pytest.mark.parametrize("codec", ["bf16/int8", "int8/bf16", "int8/int4", "int4/int6", "bf16/int4", "int6/bf16"])

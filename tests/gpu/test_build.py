@@ -155,6 +155,13 @@ def test_a_store_compiles_what_is_missing_and_triton_leaves_no_files(
     assert len(list((tmp_path / "cache" / "sm_90").iterdir())) == 2
 
 
+def test_targets_of_one_generation_are_compiled_together() -> None:
+    tasks = [(kernel, target) for target in TARGETS for kernel in (SCALE, PRODUCT["bf16"])]
+    groups = [[target for _, target in group] for group in workers._of_one_ptx(tasks)]
+    assert groups == [[80, 86, 89]] * 2 + [[90]] * 2 + [[100]] * 2 + [[120]] * 2
+    assert all(len({kernel for kernel, _ in group}) == 1 for group in workers._of_one_ptx(tasks))
+
+
 def test_an_abandoned_compilation_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     popen = subprocess.Popen

@@ -113,7 +113,7 @@ class Expected(NamedTuple):
 
     def error(self, found: Floats) -> float:
         """The largest one, relative to the sizes. It is infinite if an output is not finite."""
-        assert (self.sizes > 0).all(), "an output that should be zero would have no error, or NaN"
+        assert (self.sizes > 0).all(), "errors are divided by them"
         if found.shape != self.values.shape or not np.isfinite(found).all():
             return float("inf")
         return float((np.abs(found - self.values) / self.sizes).max())

@@ -55,7 +55,7 @@ def compile_kernel(kernel: Kernel, target: int) -> Binary:
         raise KvarnError("it needs scratch memory, which a launch does not give it")
     if facts.shared > most:
         raise KvarnError(f"it needs {facts.shared} bytes of shared memory, and there are {most}: use smaller tiles")
-    code = _assembled(compiled.asm["ptx"], target, stages) if target in COMPILED_AS else compiled.asm["cubin"]
+    code = _assembled(compiled.asm["ptx"], target) if target in COMPILED_AS else compiled.asm["cubin"]
     return Binary(code, facts.name, facts.shared, facts.num_warps)
 
 
@@ -75,14 +75,14 @@ def _compiled(kernel: Kernel, target: int, stages: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
 
-def _assembled(ptx: str, target: int, stages: int) -> bytes:
-    """PTX of an older target. Triton can only do this as the last stage of a compilation."""
+def _assembled(ptx: str, target: int) -> bytes:
+    """The binary for a target from the PTX of an older one. `triton.compile` cannot begin with PTX."""
     from triton.backends.compiler import GPUTarget, Language
     from triton.compiler.compiler import make_backend
 
     backend = make_backend(GPUTarget("cuda", target, 32))
     steps: dict[str, Any] = {}
-    backend.add_stages(steps, backend.parse_options(OPTIONS | {"num_stages": stages}), Language.TRITON)
+    backend.add_stages(steps, backend.parse_options(OPTIONS), Language.TRITON)
     code: bytes = steps["cubin"](ptx, {})
     return code
 

@@ -299,8 +299,8 @@ def _row_strides(parts: Parts) -> tuple[int, int, int]:
     return strides
 
 
-def _arrays(plan: Plan, group: Group) -> list[tuple[int, int]]:
-    """Those of all layers: where each starts, and bytes of a row."""
+def _starts_and_sizes(plan: Plan, group: Group) -> list[tuple[int, int]]:
+    """Of the arrays of all layers: where each starts, and bytes of a row."""
     found = []
     for layer in group.layers:
         at = plan.offsets[layer]
@@ -334,7 +334,7 @@ class _GroupOnDevice:
         self._memory = Allocation(driver, 4 * plan.max_seqs * group.blocks_per_sequence)
         driver.fill(self._memory.address, 0, self._memory.nbytes)
         self.table = self._memory.address
-        arrays = np.array(_arrays(plan, group), np.int64)
+        arrays = np.array(_starts_and_sizes(plan, group), np.int64)
         self._n_arrays, self._arrays = len(arrays), Allocation(driver, arrays.nbytes)
         driver.upload(self._arrays.address, arrays)
 

@@ -378,6 +378,6 @@ def catalogue() -> tuple[Kernel, ...]:
     for kind in TYPES:
         found += [rotate(kind)]
         found += [linear(kind, *tile) for tile in tiles(kind)]
-    pairs = [(each, dim) for each in (*TYPES, "int8", "int4") for dim in HEAD_DIMS]
+    pairs = [(each, dim) for each in (*TYPES, "int8", "any") for dim in HEAD_DIMS]
     found += [make(*pair) for pair in pairs for make in (decode, prefill)]
     return tuple(dict.fromkeys(found))

@@ -59,7 +59,7 @@ def compile_all(tasks: Sequence[Task], sources: Path = SOURCES, jobs: int | None
 
 
 def _of_one_ptx(tasks: Sequence[Task]) -> list[list[Task]]:
-    """Tasks that one worker does best, one after the other."""
+    """Tasks that share PTX go to one worker, which then compiles it once."""
     groups: dict[Task, list[Task]] = {}
     for kernel, target in tasks:
         groups.setdefault((kernel, COMPILED_AS.get(target, target)), []).append((kernel, target))
