@@ -4,12 +4,13 @@ python bench/threads.py [-m smollm2] [-m QWEN.gguf] [-t 1,2,4,8,16] [-r 5] [--ba
 """
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
 
 from kvarn.backends.pool import processors
-from kvarn.bench.case import Case, Figure
+from kvarn.bench.case import Case, Figure, Reading
 from kvarn.bench.ids import RandomIds
 from kvarn.bench.machine import Bandwidth, facts
 from kvarn.bench.subject import EngineSubject, Setup, build
@@ -31,9 +32,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     counts = [n for n in sorted(numbers(args.threads, "-t", 1)) if n <= processors()]
-    found: dict[str, object] = {"machine": facts(Bandwidth(counts[-1]))}
+    found: dict[str, object] = {"machine": facts(Bandwidth(counts[-1])), "processors": processors()}
     for model in args.model or ["smollm2"]:
-        found[model] = curve(model, counts, args)
+        found[Path(model).name] = curve(model, counts, args)
         if args.out:
             args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -45,28 +46,34 @@ def wanted(args: argparse.Namespace, context: int) -> list[Case]:
     return found + ([Case("tg", args.n // 2, 128, args.batch)] if args.batch > 1 else [])
 
 
-def curve(model: str, counts: list[int], args: argparse.Namespace) -> list[dict[str, object]]:
-    lines: list[dict[str, object]] = []
-    for threads in counts:
-        llm = LLM(model, context=32, max_seqs=1, threads=threads, backend="cpu")
-        for case in wanted(args, llm.config.context):
-            figure = measured(llm, case, args.repetitions)
-            lines.append({"threads": threads, "case": label(case), "tok_s": figure.tok_s})
-            print(".", end="", file=sys.stderr, flush=True)
-    print(f"\n{model}, tokens/s\n")
-    lines.sort(key=lambda line: str(line["case"]))
-    rows = [(str(line["case"]), str(line["threads"]), f"{line['tok_s']:,.1f}") for line in lines]
-    print_table(("case", "threads", "tokens/s"), rows, left=0)
-    return lines
+def curve(model: str, counts: list[int], args: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
+    loaded = {n: LLM(model, context=32, max_seqs=1, threads=n, backend="cpu") for n in counts}
+    figures = {
+        case: measured(loaded, case, args.repetitions) for case in wanted(args, loaded[counts[0]].config.context)
+    }
+    print(f"\n{model}, tokens/s, and as a multiple of the number of threads before it\n")
+    for case, of in figures.items():
+        ratios = ["", *(f"{of[b].over(of[a]):.2f}" for a, b in itertools.pairwise(counts))]
+        rows = [(str(n), f"{of[n].tok_s:,.1f}", ratio) for n, ratio in zip(counts, ratios, strict=True)]
+        print_table((label(case), "tokens/s", "ratio"), rows, left=0)
+    return {label(case): {n: list(figure.samples) for n, figure in of.items()} for case, of in figures.items()}
 
 
-def measured(llm: LLM, case: Case, repetitions: int) -> Figure:
-    engine = build(llm, Setup("paged"), case.context, case.batch)
-    subject = EngineSubject(engine, case.batch, RandomIds(llm.config.vocab_size, case.context), llm.program.nbytes)
-    subject.prepare(case)
-    readings = [subject.measure(case) for _ in range(repetitions)]
-    subject.close()
-    return Figure.of(readings)
+def measured(loaded: dict[int, LLM], case: Case, repetitions: int) -> dict[int, Figure]:
+    """By threads, which alternate: a machine that others use is slower for seconds at a time."""
+    subjects = {}
+    for n, llm in loaded.items():
+        engine = build(llm, Setup("paged"), case.context, case.batch)
+        subjects[n] = EngineSubject(engine, case.batch, RandomIds(llm.config.vocab_size, case.context), 0)
+        subjects[n].prepare(case)
+    readings: dict[int, list[Reading]] = {n: [] for n in subjects}
+    for _ in range(repetitions):
+        for n, subject in subjects.items():
+            readings[n].append(subject.measure(case))
+        print(".", end="", file=sys.stderr, flush=True)
+    for subject in subjects.values():
+        subject.close()
+    return {n: Figure.of(found) for n, found in readings.items()}
 
 
 def label(case: Case) -> str:

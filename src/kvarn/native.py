@@ -31,6 +31,7 @@ from kvarn._native import (
     Pool,
     Program,
     Spm,
+    Trials,
     arena,
     attend,
     cpu_features,
@@ -51,6 +52,7 @@ from kvarn._native import (
     pack_planes,
     read_bandwidth,
     sin_cos,
+    thread_counts,
     weigh,
     zeros,
 )
@@ -71,6 +73,7 @@ __all__ = [
     "Pool",
     "Program",
     "Spm",
+    "Trials",
     "arena",
     "attend",
     "cpu_features",
@@ -94,6 +97,7 @@ __all__ = [
     "select_sum_order",
     "sin_cos",
     "sum_order",
+    "thread_counts",
     "weigh",
     "zeros",
 ]

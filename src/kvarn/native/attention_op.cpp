@@ -38,7 +38,7 @@ int64_t Program::compute(Step& step, const AttentionOp& op, size_t phase, int th
         });
 
     AttentionArgs one = many;  // a decode item has its query in the thread's own row
-    one.q = own.q.data(), one.q_stride = 0;
+    one.q = own.q.data(), one.q_stride = 0, one.prefetch = step.prefetch;
     const auto n_prefill = int64_t(work.prefill.size());
     const WorkItem* last = nullptr;  // the decode item before this one
     int64_t start = now();

@@ -19,6 +19,13 @@ bool reads(const Op& op, int buffer) {  // of what makes rows for a linear
     return std::get<NormRoundOp>(op.what).in == buffer;
 }
 
+int64_t keys_of(const CacheView& cache) {  // in the caches of all sequences
+    int64_t keys = 0;
+    for (const GroupView& group : cache.groups)
+        for (int64_t s = 0; s < group.table.n_seqs; ++s) keys += group.table.kv_len[s];
+    return keys;
+}
+
 }  // namespace
 
 // If there is only one row, every thread computes it for itself, which is faster than a phase. That
@@ -112,17 +119,36 @@ void Program::grow(int64_t tokens, int64_t rows) {
 Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_t* positions, int64_t n_tokens,
                      const int64_t* rows, int64_t n_rows, float* logits) {
     grow(n_tokens, n_rows);
-    make_work(cache);
-    Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, {}};
-    step.counted.resize(size_t(pool_->size()));
+    const int64_t begin = now(), keys = keys_of(cache);
+    const int threads = thread_counts_[threads_.next(n_tokens, keys)];
+    const bool tries = may_prefetch(cache, n_tokens);
+    const bool prefetch = (tries ? prefetch_.next(n_tokens, keys) : prefetch_.usual()) == 0;
+    make_work(cache, threads);
+    Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, threads, prefetch, {}};
+    step.counted.resize(size_t(threads));
     make_phases(step);
     pool_->run([&](int thread) { walk(step, thread); }, phases_->begin());
+    took(now() - begin, tries);
     Counted total;
     for (const Counted& c : step.counted) total += c;
     return total;
 }
 
-void Program::make_work(const CacheView& cache) {
+// Whether a step prefetches cells if it is told to: each sequence decodes, and cells are plain.
+bool Program::may_prefetch(const CacheView& cache, int64_t n_tokens) const {
+    if (cache.layers.empty() || n_tokens != cache.groups[0].table.n_seqs) return false;
+    const StoreView& store = cache.layers[0].store;
+    return !(rotated(store.k.codec) && rotated(store.v.codec));
+}
+
+// Only one thing is tried at a time.
+void Program::took(int64_t ns, bool may_prefetch) {
+    if (may_prefetch && prefetch_.trying()) return prefetch_.took(ns);
+    threads_.took(ns);
+    if (may_prefetch && !threads_.trying()) prefetch_.took(ns);
+}
+
+void Program::make_work(const CacheView& cache, int threads) {
     work_.resize(cache.groups.size());
     int64_t floats = 0, scratch = 0, fresh = 0;
     for (size_t g = 0; g < cache.groups.size(); ++g) {
@@ -131,7 +157,7 @@ void Program::make_work(const CacheView& cache) {
                 if (l.group == int64_t(g)) return l;
             return cache.layers[0];
         }();
-        work_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, pool_->size());
+        work_[g].make(cache.groups[g].table, cache.groups[g].spec, layer.store, threads);
         floats = std::max(floats, work_[g].partial_floats);
         scratch = std::max(scratch, scratch_bytes(layer.store.dim));
         const int64_t tiles = most_tiles(capacity_, cache.groups[g].table.n_seqs);
@@ -151,6 +177,7 @@ void Program::make_phases(const Step& step) {
                 parts_.push_back({int(i), part});
         phases_ = std::make_unique<Phases>(*pool_, parts_.size());
     }
+    phases_->limit(step.threads);
     for (size_t i = 0; i < parts_.size(); ++i) phases_->reset(i, items_of(step, parts_[i]));
 }
 
@@ -185,7 +212,7 @@ void Program::note(size_t from, size_t to, int64_t begin, int64_t end) {
 void Program::walk(Step& step, int thread) {
     const FlushDenormals flush;
     own_[size_t(thread)].made = -1;
-    queue_prefetch(step, 0, thread, pool_->size());
+    queue_prefetch(step, 0, thread, step.threads);
     const bool traced = tracing_ && thread == 0;
     size_t at = phases_->first(thread);
     if (traced) note(0, at, now(), now());

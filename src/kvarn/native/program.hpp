@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "linear.hpp"
 #include "ops.hpp"
+#include "trials.hpp"
 #include "work.hpp"
 
 namespace kvarn {
@@ -45,7 +47,11 @@ struct RopeTable {
 class Program {
   public:
     Program(std::shared_ptr<Pool> pool, const Kernels& kernels)
-        : pool_(std::move(pool)), kernels_(kernels), own_(size_t(pool_->size())) {}
+        : pool_(std::move(pool)),
+          kernels_(kernels),
+          own_(size_t(pool_->size())),
+          thread_counts_(kvarn::thread_counts(pool_->size())),
+          threads_(thread_counts_.size(), 32, 5'000'000) {}
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
@@ -100,6 +106,8 @@ class Program {
         const int64_t* rows;
         int64_t n_rows;
         float* logits;
+        int threads;                   // that compute it
+        bool prefetch;                 // AttentionArgs::prefetch
         std::vector<Counted> counted;  // per thread
 
         int64_t rows_of(const Op& op) const { return op.wanted_rows_only ? n_rows : n_tokens; }
@@ -120,7 +128,9 @@ class Program {
     }
 
     void grow(int64_t tokens, int64_t rows);
-    void make_work(const CacheView& cache);
+    bool may_prefetch(const CacheView& cache, int64_t n_tokens) const;
+    void took(int64_t ns, bool may_prefetch);
+    void make_work(const CacheView& cache, int threads);
     void make_phases(const Step& step);
     int64_t items_of(const Step& step, const Part& part) const;
     void walk(Step& step, int thread);
@@ -158,6 +168,9 @@ class Program {
     std::vector<Op> ops_;
     int64_t capacity_ = 0, widest_ = 0;
     std::vector<Own> own_;  // per thread
+    std::vector<int> thread_counts_;
+    Trials threads_;  // of thread_counts_; not for long steps: they hardly wait
+    Trials prefetch_{2, 8, std::numeric_limits<int64_t>::max()};  // with and without it
     Lines<int8_t> codes_;
     Lines<BlockMeta> meta_;
     Lines<uint16_t> bf16_;

@@ -99,13 +99,13 @@ void Pool::wait(Signal& signal, uint32_t old, int64_t spin_ns, int thread) {
     signal.wait(old, spin_ns);
 }
 
-Phases::Phases(Pool& pool, size_t n) : pool_(pool), n_(n), done_(new Done[n]) {
+Phases::Phases(Pool& pool, size_t n) : pool_(pool), n_(n), limit_(pool.size()), done_(new Done[n]) {
     for (size_t i = 0; i < n; ++i) phases_.push_back({Shares(pool.size())});
 }
 
 void Phases::reset(size_t phase, int64_t items) {
     Phase& p = phases_[phase];
-    p.shares.reset(items, int(std::clamp<int64_t>(items, 1, pool_.size())));
+    p.shares.reset(items, int(std::clamp<int64_t>(items, 1, limit_)));
     p.target += items;
 }
 

@@ -116,8 +116,9 @@ class Phases {
     Phases(Pool& pool, size_t n);
 
     size_t size() const { return n_; }
-    void reset(size_t phase, int64_t items);  // at most one thread per item takes part
-    int begin();                              // the number of threads of the job
+    void limit(int threads) { limit_ = threads; }  // of the phases that are reset after it
+    void reset(size_t phase, int64_t items);       // at most one thread per item takes part
+    int begin();                                   // the number of threads of the job
     int threads(size_t phase) const { return phases_[phase].shares.threads(); }
     int64_t items(size_t phase) const { return phases_[phase].shares.n(); }
 
@@ -141,6 +142,7 @@ class Phases {
 
     Pool& pool_;
     const size_t n_;
+    int limit_;
     std::vector<Phase> phases_;
     std::unique_ptr<Done[]> done_;
     Signal reached_;  // the phase that is being computed

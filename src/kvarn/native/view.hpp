@@ -129,6 +129,7 @@ struct AttentionArgs {
     float* out = nullptr;
     int64_t q_stride = 0, out_stride = 0;
     FreshRows fresh;
+    bool prefetch = true;     // decode: plain cells are prefetched
     bool same_query = false;  // decode: the scratch still has the query of the item before, which is this item's, too
 };
 

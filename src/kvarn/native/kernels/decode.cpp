@@ -55,8 +55,10 @@ struct Job {  // what both phases of a work item read
         return bytes * item.heads;
     }
 
-    // The cells that are read kPrefetchTiles after those of tile i and head h; values follow keys.
+    // The cells that are read kPrefetchTiles after those of tile i and head h; values follow keys. Or
+    // memory that is in the cache anyway, if cells are not to be prefetched.
     const uint8_t* next_cells(int64_t i, int64_t h, bool values) const {
+        if (!a.prefetch) return x.k;
         const int64_t all = n * item.heads, j = i * item.heads + h + (values ? all : 0);
         const int64_t next = smaller(j + kPrefetchTiles, 2 * all - 1), head = next % item.heads;
         const Tile& t = tiles[next % all / item.heads];

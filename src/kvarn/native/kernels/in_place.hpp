@@ -15,13 +15,9 @@ bool keys_in_place(const StoreView& s, const Tile& t) {
 
 inline bool values_readable(const StoreView& s) { return s.v.strides.dim == 1 && s.dim % kLanes == 0; }
 
-// Software prefetch of cells, only on machines with AMX: it makes attention a fifth faster there.
-// On Zen 4 it costs 20 % of a step: its hardware prefetcher is better (docs/journal.md).
-inline void prefetch_cells([[maybe_unused]] const uint8_t* p) {
-#if defined(KVARN_AMX)
-    prefetch_l2(p);
-#endif
-}
+// Makes attention a fifth to a third faster on Sapphire Rapids and Zen 5, and a fifth slower on Zen 4, whose
+// hardware prefetcher it disturbs (docs/journal.md). So the program finds out (trials.hpp).
+KVARN_INLINE void prefetch_cells(const uint8_t* p) { prefetch_l2(p); }
 
 template <typename A>
 constexpr bool kDotInPlace = kDotUnit && A::codec == Codec::BF16 && !A::tiled;
