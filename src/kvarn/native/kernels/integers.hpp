@@ -208,33 +208,35 @@ inline MaxSum integer_softmax(float* s, const uint32_t* seen, int64_t n, const f
 
 // -- outputs
 
-// Adds one tile to the sums of R rows, for Values::N * 16 dims from d on. p: the codes of the first span.
-template <typename A, int R, typename Values>
+// Adds one tile to the sums of R rows, for kN of the Values::N * 16 dims from d on. p: the codes of the first span.
+template <typename A, int R, int kFrom, int kN, typename Values>
 inline void integer_add_tile(const uint8_t* p, int64_t row, int64_t tile, const Values& values, int64_t d, float* sums,
                              int64_t width) {
-    constexpr int N = Values::N, kEach = A::blocks ? 2 : N;  // registers of a span
-    I acc[R][N];
+    constexpr int kEach = A::blocks ? 2 : Values::N;  // registers of a span
+    I acc[R][kN];
     KVARN_UNROLL(16)
     for (int r = 0; r < R; ++r)
-        for (int i = 0; i < N; ++i) acc[r][i] = zero_words();
+        for (int i = 0; i < kN; ++i) acc[r][i] = zero_words();
     for (int64_t quad = 0; quad < kSlots / 4; ++quad) {
-        I v[N];
+        I v[Values::N];
         values.read(d, quad, v);
         KVARN_UNROLL(16)
-        for (int r = 0; r < R; ++r) {
-            for (int i = 0; i < N; ++i) {
+        for (int i = kFrom; i < kFrom + kN; ++i) {
+            KVARN_UNROLL(16)
+            for (int r = 0; r < R; ++r) {
                 const I x = set_word(p + r * row + i / kEach * kSpanBytes + tile * kSlots + 4 * quad);
-                acc[r][i] = Values::small ? add_small_values(acc[r][i], x, v[i]) : add_values(acc[r][i], x, v[i]);
+                I& sum = acc[r][i - kFrom];
+                sum = Values::small ? add_small_values(sum, x, v[i]) : add_values(sum, x, v[i]);
             }
         }
     }
     KVARN_UNROLL(16)
     for (int r = 0; r < R; ++r) {
-        for (int i = 0; i < N; ++i) {
+        for (int i = kFrom; i < kFrom + kN; ++i) {
             float step;
             memcpy(&step, p + r * row + i / kEach * kSpanBytes + kChunk + tile * 4, 4);
             float* sum = sums + r * width + d + i * kLanes;
-            const F x = to_float(acc[r][i]);
+            const F x = to_float(acc[r][i - kFrom]);
             store(sum, fma(Values::eightfold ? mul(x, set1(0.125f)) : x, set1(step), load(sum)));
         }
     }
@@ -244,6 +246,7 @@ inline void integer_add_tile(const uint8_t* p, int64_t row, int64_t tile, const 
 template <typename A, typename Values>
 inline void integer_add_rows(const uint8_t* p, int64_t rows, int64_t tile, const Values& values, float* sums,
                              int64_t width) {
+    constexpr bool kHalves = kIntValueRows == 3 && Values::N == 2 && !Values::small;  // then registers suffice
     constexpr int kMost = Values::eightfold ? 4
                           : Values::N > 2   ? kIntValueRows * 2 / Values::N
                           : Values::small   ? kSmallValueRows
@@ -251,15 +254,21 @@ inline void integer_add_rows(const uint8_t* p, int64_t rows, int64_t tile, const
     const int64_t row = A::weight_bytes(width);
     for (int64_t d = 0; d < width; d += Values::N * kLanes) {
         const uint8_t* codes = p + (A::blocks ? d / kRotated * kSpanBytes : 0);
-        int64_t r = 0;
-        const auto with = [&]<int R>() {
-            for (; r + R <= rows; r += R)
-                integer_add_tile<A, R>(codes + r * row, row, tile, values, d, sums + r * width, width);
+        const auto some = [&]<int kFrom, int kN>() {
+            int64_t r = 0;
+            const auto with = [&]<int R>() {
+                for (; r + R <= rows; r += R)
+                    integer_add_tile<A, R, kFrom, kN>(codes + r * row, row, tile, values, d, sums + r * width, width);
+            };
+            with.template operator()<kMost>();
+            if constexpr (kMost > 3) with.template operator()<3>();
+            if constexpr (kMost > 2) with.template operator()<2>();
+            if constexpr (kMost > 1) with.template operator()<1>();
         };
-        with.template operator()<kMost>();
-        if constexpr (kMost > 3) with.template operator()<3>();
-        if constexpr (kMost > 2) with.template operator()<2>();
-        if constexpr (kMost > 1) with.template operator()<1>();
+        if constexpr (kHalves)
+            some.template operator()<0, 1>(), some.template operator()<1, 1>();
+        else
+            some.template operator()<0, Values::N>();
     }
 }
 

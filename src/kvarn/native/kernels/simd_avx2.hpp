@@ -115,7 +115,7 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 2, kSmallValueRows = 3;
+constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 3, kSmallValueRows = 3;
 
 static inline I zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline I set_word(const void* p) {
@@ -173,14 +173,20 @@ static inline I add_small_keys(I sum, I k, I q, I k2, I q2) { return add_values(
 #else
 constexpr int kKeyBias = 0;
 static inline I first_key_sum(int32_t) { return zero_words(); }
+// GCC sorts chains of integer additions: it computes all products first, and registers run out.
+static inline __m256i next_sum(__m256i sum, __m256i next) {
+    sum = _mm256_add_epi32(sum, next);
+    __asm__("" : "+x"(sum));
+    return sum;
+}
 // |k| times q with the sign of k: two products of at most 127 * 127 fit 16 bits.
 static inline __m256i add_keys_half(__m256i sum, __m256i k, __m256i q) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return next_sum(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 static inline __m256i add_small_keys_half(__m256i sum, __m256i k, __m256i q, __m256i k2, __m256i q2) {
     const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(k, q), _mm256_maddubs_epi16(k2, q2));  // 4 * 63 * 127
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return next_sum(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
     return {add_small_keys_half(sum.a, k.a, q.a, k2.a, q2.a), add_small_keys_half(sum.b, k.b, q.b, k2.b, q2.b)};
@@ -190,13 +196,13 @@ static inline I add_keys(I sum, I k, I q) { return {add_keys_half(sum.a, k.a, q.
 static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {
     const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
     const __m256i p_even = _mm256_and_si256(p, _mm256_set1_epi16(0xff)), p_odd = _mm256_srli_epi16(p, 8);
-    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, p_even), _mm256_madd_epi16(odd, p_odd)));
+    return next_sum(sum, _mm256_add_epi32(_mm256_madd_epi16(even, p_even), _mm256_madd_epi16(odd, p_odd)));
 }
 static inline I add_values(I sum, I p, I v) {
     return {add_values_half(sum.a, p.a, v.a), add_values_half(sum.b, p.b, v.b)};
 }
 static inline __m256i add_small_half(__m256i sum, __m256i p, __m256i v) {  // 255 * 63 twice fits 16 bits
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v), _mm256_set1_epi16(1)));
+    return next_sum(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v), _mm256_set1_epi16(1)));
 }
 static inline I add_small_values(I sum, I p, I v) {
     return {add_small_half(sum.a, p.a, v.a), add_small_half(sum.b, p.b, v.b)};
