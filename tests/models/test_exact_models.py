@@ -258,11 +258,11 @@ def test_against_the_reference(ready: Ready) -> None:
 
 
 @pytest.mark.requirement(36)
-@pytest.mark.parametrize(("codec", "theirs"), [("f32", 23.5659), ("f16", 23.5898)])
+@pytest.mark.parametrize(("codec", "theirs"), [("f32", 28.6589), ("f16", 28.7268)])
 def test_perplexity_is_that_of_llama_cpp(codec: str, theirs: float) -> None:
-    """WikiText-2, the first 40 windows of 512, second halves scored, at the same type of cache."""
+    """WikiText-2, the first 20 windows of 512, second halves scored, at the same type of cache."""
     program = load_program(open_checkpoint(model("smollm2")), pool())
     cache = cache_for(program, context=512, max_chunk=512, codec=codec, strategy="contiguous")
-    result = perplexity(program, cache.memory, cache.book, wikitext(), 512, 40, None, 512)
-    assert result.tokens == 40 * 255
+    result = perplexity(program, cache.memory, cache.book, wikitext(), 512, 20, None, 512)
+    assert result.tokens == 20 * 255
     assert math.isclose(result.ppl, theirs, abs_tol=0.05), result.ppl

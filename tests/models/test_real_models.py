@@ -171,7 +171,7 @@ def test_perplexity_is_that_of_llama_cpp() -> None:
 @pytest.mark.requirement(36)
 def test_perplexity_is_that_of_llama_cpp_under_its_rounding() -> None:
     """The first 4 windows: 22.8494 by llama.cpp on the quantized file, token by token. The first 40 take minutes:
-    23.6061, or in batches 23.5659, and 23.5772 here; test_exact_models has them with the native backend."""
+    23.6061, or in batches 23.5659, and 23.5772 here; test_exact_models has the first 20 with the native backend."""
     checkpoint = open_checkpoint(model("smollm2"))
     types = {info.name: info.type for info in checkpoint.infos}
     rounding = RoundingProgram(checkpoint.config, load_weights(checkpoint), types)
