@@ -16,8 +16,8 @@
 #include "bandwidth.hpp"
 #include "base.hpp"
 #include "bind.hpp"
+#include "fastest.hpp"
 #include "pages.hpp"
-#include "trials.hpp"
 
 using namespace kvarn;
 
@@ -165,10 +165,10 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> arena(int64_t bytes) {
 void bind_cpu(nb::module_& m) {
     m.def("arena", &arena, nb::arg("bytes"));
     nb::class_<Pool>(m, "Pool").def(nb::init<int>()).def_prop_ro("size", &Pool::size);
-    nb::class_<Trials>(m, "Trials")  // for tests: a program has its own
+    nb::class_<Fastest>(m, "Fastest")  // for tests: a program has its own
         .def(nb::init<size_t, int64_t, int64_t>(), nb::arg("variants"), nb::arg("pause"), nb::arg("longest"))
-        .def("next", &Trials::next, nb::arg("tokens"), nb::arg("keys"))
-        .def("took", &Trials::took, nb::arg("ns"));
+        .def("next", &Fastest::next, nb::arg("tokens"), nb::arg("keys"))
+        .def("took", &Fastest::took, nb::arg("ns"));
     m.def("thread_counts", &thread_counts, nb::arg("most"));
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def_prop_ro("kind", [](const PackedMatrix& w) { return std::string(name_of(w.kind)); })

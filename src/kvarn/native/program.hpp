@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
+#include "fastest.hpp"
 #include "linear.hpp"
 #include "ops.hpp"
-#include "trials.hpp"
 #include "work.hpp"
 
 namespace kvarn {
@@ -51,7 +51,7 @@ class Program {
           kernels_(kernels),
           own_(size_t(pool_->size())),
           thread_counts_(kvarn::thread_counts(pool_->size())),
-          threads_(thread_counts_.size(), 32, 5'000'000) {}
+          threads_(thread_counts_.size(), 32, kShortStep) {}
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
 
@@ -167,10 +167,11 @@ class Program {
     std::vector<RopeTable> ropes_;
     std::vector<Op> ops_;
     int64_t capacity_ = 0, widest_ = 0;
-    std::vector<Own> own_;  // per thread
+    std::vector<Own> own_;                            // per thread
+    static constexpr int64_t kShortStep = 5'000'000;  // ns; threads hardly wait in longer ones
     std::vector<int> thread_counts_;
-    Trials threads_;  // of thread_counts_; not for long steps: they hardly wait
-    Trials prefetch_{2, 8, std::numeric_limits<int64_t>::max()};  // with and without it
+    Fastest threads_;                                              // of thread_counts_
+    Fastest prefetch_{2, 8, std::numeric_limits<int64_t>::max()};  // with and without it
     Lines<int8_t> codes_;
     Lines<BlockMeta> meta_;
     Lines<uint16_t> bf16_;

@@ -16,7 +16,7 @@ bool keys_in_place(const StoreView& s, const Tile& t) {
 inline bool values_readable(const StoreView& s) { return s.v.strides.dim == 1 && s.dim % kLanes == 0; }
 
 // Makes attention a fifth to a third faster on Sapphire Rapids and Zen 5, and a fifth slower on Zen 4, whose
-// hardware prefetcher it disturbs (docs/journal.md). So the program finds out (trials.hpp).
+// hardware prefetcher it disturbs (docs/journal.md). So the program finds out (fastest.hpp).
 KVARN_INLINE void prefetch_cells(const uint8_t* p) { prefetch_l2(p); }
 
 template <typename A>

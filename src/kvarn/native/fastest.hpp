@@ -16,12 +16,12 @@
 
 namespace kvarn {
 
-class Trials {
+class Fastest {
   public:
     // Variants are in an order: each is compared with the one before and the one after it, and the first
     // is the usual one to begin with. `pause`: steps before the first trial. Steps that take longer than
     // `longest` have no trials: what the variants differ in does not matter to them.
-    Trials(size_t variants, int64_t pause, int64_t longest) : variants_(variants), pause_(pause), longest_(longest) {}
+    Fastest(size_t variants, int64_t pause, int64_t longest) : variants_(variants), pause_(pause), longest_(longest) {}
 
     size_t next(int64_t tokens, int64_t keys);  // the variant of a step that computes tokens and reads keys
     void took(int64_t ns);                      // how long that step was; without this call it does not count

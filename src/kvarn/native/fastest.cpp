@@ -1,4 +1,4 @@
-#include "trials.hpp"
+#include "fastest.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -18,13 +18,13 @@ int64_t median(std::vector<int64_t>& times) {
 
 }  // namespace
 
-size_t Trials::next(int64_t tokens, int64_t keys) {
+size_t Fastest::next(int64_t tokens, int64_t keys) {
     const std::pair key{std::bit_width(uint64_t(tokens)), std::bit_width(uint64_t(keys / kKeysOfSize))};
     size_ = &sizes_.try_emplace(key, Size{.usual = usual_, .pause = pause_, .left = pause_}).first->second;
     return trying() && size_->part == kDuring ? size_->other : size_->usual;
 }
 
-void Trials::took(int64_t ns) {
+void Fastest::took(int64_t ns) {
     if (variants_ == 1 || ns > longest_) return;
     Size& size = *size_;
     if (size.left > 0) {
@@ -39,7 +39,7 @@ void Trials::took(int64_t ns) {
     if (++size.part == kParts) end(size);
 }
 
-void Trials::begin(Size& size) const {
+void Fastest::begin(Size& size) const {
     for (std::vector<int64_t>& times : size.times) times.clear();
     size.part = kBefore, size.fresh = false;
     if (size.usual == 0) size.up = true;
@@ -47,7 +47,7 @@ void Trials::begin(Size& size) const {
     size.other = size.up ? size.usual + 1 : size.usual - 1;
 }
 
-void Trials::end(Size& size) {
+void Fastest::end(Size& size) {
     const int64_t usual = std::min(median(size.times[kBefore]), median(size.times[kAfter]));
     if (double(median(size.times[kDuring])) < kClearly * double(usual)) {
         size.usual = usual_ = size.other, size.pause = pause_;
