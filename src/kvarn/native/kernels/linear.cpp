@@ -13,33 +13,41 @@ template <Kind K, int R>
 void tile(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t tile_index,
           bool from_memory, PrefetchQueue& queue) {
     constexpr int kStep = kWide || R < 4 ? R : 4;  // 8 code vectors and the accumulators stay in registers
+    // Registers of outputs at a time. The sums of one wait for each other from block to block, so one is too few.
+    constexpr int kAtOnce = R <= 2 ? int(kGroup) / kFloatLanes : 1;
     const uint8_t *scales = w.scales(group), *codes = w.codes(group);
     const int64_t stride = x.height * kBlock, share = w.group_bytes / w.blocks;
     const Bytes table = broadcast_16(w.table);
     for (int r0 = 0; r0 < R; r0 += kStep) {
         const int8_t* xs = x.codes + tile_index * x.blocks * stride + r0 * kBlock;
         const BlockMeta* meta = x.meta + tile_index * x.blocks * x.height + r0;
-        for (int row = 0; row < int(kGroup); row += kFloatLanes) {
-            Floats acc[kStep];
-            for (int r = 0; r < kStep; ++r) acc[r] = set1_float(0.0f);
+        for (int row = 0; row < int(kGroup); row += kAtOnce * kFloatLanes) {
+            Floats acc[kStep][kAtOnce];
+            for (int r = 0; r < kStep; ++r)
+                for (int i = 0; i < kAtOnce; ++i) acc[r][i] = set1_float(0.0f);
             for (int64_t b = 0; b < w.blocks; ++b) {
                 const uint8_t* p = codes + b * code_bytes(K);
                 if (from_memory && r0 == 0 && row == 0)  // prefetch this group, and at its end the next one
                     for (int64_t line = 0; line < share; line += 64)
                         prefetch_l2(scales + b * share + kPrefetchDistance + line);
                 if constexpr (kWide && R == 16) prefetch_next(queue);
-                Bytes v[vectors(few_rows(K))];
-                unpack<K, few_rows(K)>(p + row * 4, table, v);
-                const Scales<K> s(scales, b, row);
-                const int8_t* xb = xs + b * stride;
-                const BlockMeta* mb = meta + b * x.height;
-                KVARN_UNROLL(16)
-                for (int r = 0; r < kStep; ++r) acc[r] = accumulate<K>(acc[r], v, s, xb + r * kBlock, mb[r]);
+                KVARN_UNROLL(2)
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const int at = row + i * kFloatLanes;
+                    Bytes v[vectors(few_rows(K))];
+                    unpack<K, few_rows(K)>(p + at * 4, table, v);
+                    const Scales<K> s(scales, b, at);
+                    const int8_t* xb = xs + b * stride;
+                    const BlockMeta* mb = meta + b * x.height;
+                    KVARN_UNROLL(16)
+                    for (int r = 0; r < kStep; ++r) acc[r][i] = accumulate<K>(acc[r][i], v, s, xb + r * kBlock, mb[r]);
+                }
             }
             const int64_t at = tile_index * kTile + r0;
             KVARN_UNROLL(16)
             for (int r = 0; r < kStep; ++r)  // unrolled, so that the sums stay in registers
-                if (at + r < x.rows) write_row(y, at + r, group * kGroup + row, acc[r]);
+                for (int i = 0; i < kAtOnce && at + r < x.rows; ++i)
+                    write_row(y, at + r, group * kGroup + row + i * kFloatLanes, acc[r][i]);
         }
     }
 }
