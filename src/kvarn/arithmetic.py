@@ -17,7 +17,7 @@ from kvarn.arrays import Doubles, Floats
 
 # Raise it with every change after which the same request can get other bits: when a digest in tests/golden/bits.json
 # changes, or the sampler draws another token from the same logits. `system_fingerprint` has it.
-VERSION = 4
+VERSION = 5
 
 _ONE_THREAD = native.Pool(1)
 

@@ -11,7 +11,7 @@ namespace kvarn {
 
 constexpr int64_t kMaxRows = 128;                             // query rows of a work item, at most
 constexpr int64_t kScratchRows = 64;                          // query rows that are computed together, at most
-constexpr int64_t kSpanBytes = kChunk + kChunk / kSlots * 4;  // of a row's weights as integers: codes, a step per tile
+constexpr int64_t kSpanBytes = kChunk + kChunk / kSlots * 8;  // of a row's weights as integers (integers.hpp)
 constexpr int64_t kAmxRows = 16;  // query rows that one AMX tile holds; AMX stores whole tiles
 static_assert(kQueryRows <= kMaxRows && kHeadRows <= kScratchRows && kMaxQueryGroup <= kHeadRows);
 

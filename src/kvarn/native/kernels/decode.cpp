@@ -195,11 +195,11 @@ void value_phase(const Job& job, float* out) {
             t.advance(h);
             stage_factors(t, job.seen[i], spans, kChunk, x.v_scale + i * kSlots);
         }
-        for (int64_t r = h * group; r < (h + 1) * group; ++r) {
-            const MaxSum chunk =
-                integer_softmax(x.s + r * kChunk, job.seen, job.n, x.v_scale, spans, x.p + r * V::weight_bytes(width));
-            out[r * stride] = chunk.m, out[r * stride + 1] = chunk.l;
-        }
+        const int64_t end = (h + 1) * group;  // maxima first: the sums of a row would wait for its own
+        for (int64_t r = h * group; r < end; ++r) out[r * stride] = largest_score(x.s + r * kChunk, job.seen, job.n);
+        for (int64_t r = h * group; r < end; ++r)
+            out[r * stride + 1] = integer_softmax<V>(x.s + r * kChunk, out[r * stride], job.seen, job.n, x.v_scale,
+                                                     spans, x.p + r * V::weight_bytes(width));
     }
     clear(x.part, job.rows * width);
     Ahead ahead(job, true);

@@ -95,7 +95,7 @@ struct KeyBytes {
 constexpr uint32_t kNibble = 0x0f0f0f0fu, kTop = 0x30303030u;  // bits 0 to 3 and 4 to 5
 
 struct KeyNibbles {
-    static constexpr int offset = 15, first = 4, second = 16;
+    static constexpr int offset = 15, most = 15, first = 4, second = 16;
     KeyColumns k;
 
     template <int W>
@@ -106,7 +106,7 @@ struct KeyNibbles {
 };
 
 struct KeySixes {
-    static constexpr int offset = 63, first = 4, second = 16;
+    static constexpr int offset = 63, most = 63, first = 4, second = 16;
     KeyColumns k;
 
     template <int W>
@@ -124,19 +124,19 @@ struct KeySixes {
 };
 
 // -- readers of values: N registers of 16 dims from dim d on, a word of the four slots from 4 * quad on.
-// `small` bytes are at most 63; `eightfold` ones are the values times 8.
+// With an offset they are u, where the value is 2u - offset; `eightfold` ones are the values times 8.
 
 struct ValueBytes {  // in the order of wide_quads
-    static constexpr int N = kWide;
-    static constexpr bool small = false, eightfold = false;
+    static constexpr int N = kWide, offset = 0;
+    static constexpr bool eightfold = false;
     ValueRows v;
 
     void read(int64_t d, int64_t quad, I (&x)[N]) const { wide_quads(v.row(4 * quad) + d, v.stride, x); }
 };
 
 struct PlainBytes {  // in the order of dims
-    static constexpr int N = 2;
-    static constexpr bool small = false, eightfold = false;
+    static constexpr int N = 2, offset = 0;
+    static constexpr bool eightfold = false;
     ValueRows v;
 
     void read(int64_t d, int64_t quad, I (&x)[N]) const {
@@ -145,17 +145,14 @@ struct PlainBytes {  // in the order of dims
     }
 };
 
-constexpr uint32_t kTwiceNibble = 0x1e1e1e1eu, kTwiceTop = 0x60606060u;  // of u, times 2
-
 struct ValueNibbles {
-    static constexpr int N = 2;
-    static constexpr bool small = true, eightfold = false;
+    static constexpr int N = 2, offset = 15, most = 15;
+    static constexpr bool eightfold = false;
     ValueRows v;
 
     void read(int64_t d, int64_t quad, I (&x)[N]) const {
         const I both = quads16(v.row(4 * quad) + d / 2, v.stride);
-        x[0] = add_bytes(and_words(words_left<1>(both), kTwiceNibble), -15);
-        x[1] = add_bytes(and_words(words_right<3>(both), kTwiceNibble), -15);
+        x[0] = and_words(both, kNibble), x[1] = and_words(words_right<4>(both), kNibble);
     }
 };
 
@@ -163,8 +160,8 @@ struct ValueNibbles {
 // Two blocks at a time. Bytes are 8 * (2u - 15), which needs fewer instructions: u in the upper half of
 // the byte and 8 in the lower one is 16u + 8, and 128 less with the highest bit flipped.
 struct WideNibbles {
-    static constexpr int N = 4;
-    static constexpr bool small = true, eightfold = true;
+    static constexpr int N = 4, offset = 0;
+    static constexpr bool eightfold = true;
     ValueRows v;
 
     void read(int64_t d, int64_t quad, I (&x)[N]) const {
@@ -180,24 +177,22 @@ struct WideNibbles {
 #endif
 
 struct ValueSixes {
-    static constexpr int N = 2;
-    static constexpr bool small = true, eightfold = false;
+    static constexpr int N = 2, offset = 63, most = 63;
+    static constexpr bool eightfold = false;
     ValueRows v;
 
     void read(int64_t d, int64_t quad, I (&x)[N]) const {
         const uint8_t* at = v.row(4 * quad) + d / 32 * 24;
         const I both = quads16(at, v.stride), top = quads8(at + 16, v.stride);
-        const I first = and_words(rotate_halves<5, 3>(top), kTwiceTop);
-        const I second = and_words(rotate_halves<1, 31>(top), kTwiceTop);
-        x[0] = add_bytes(or_words(and_words(words_left<1>(both), kTwiceNibble), first), -63);
-        x[1] = add_bytes(or_words(and_words(words_right<3>(both), kTwiceNibble), second), -63);
+        x[0] = or_words(and_words(both, kNibble), and_words(rotate_halves<4, 2>(top), kTop));
+        x[1] = or_words(and_words(words_right<4>(both), kNibble), and_words(rotate_halves<0, 30>(top), kTop));
     }
 };
 
 template <int kRegisters>
 struct StagedQuads {  // of a staged tile: what another reader gave
-    static constexpr int N = kRegisters;
-    static constexpr bool small = false, eightfold = false;
+    static constexpr int N = kRegisters, offset = 0;
+    static constexpr bool eightfold = false;
     const uint8_t* tile;
     int64_t depth;
 

@@ -70,10 +70,7 @@ void output_rows(const uint8_t* p, int64_t rows, const uint8_t* tiles, int64_t w
 
 // -- the same for cells of integers
 
-template <int kOffset>
-I as_signed(I u) {  // with kKeyBias
-    return add_bytes(words_left<1>(u), kKeyBias - kOffset);
-}
+I as_signed(I u, int offset) { return add_bytes(words_left<1>(u), -offset); }
 
 template <typename K>
 void stage_integer_keys(const StoreView& s, const Tile& t, uint32_t seen, int64_t index, const Scratch& x) {
@@ -88,7 +85,8 @@ void stage_integer_keys(const StoreView& s, const Tile& t, uint32_t seen, int64_
                     I low, high;
                     keys.template read<W>(g, h, low, high);
                     if constexpr (Reader::offset != 0)
-                        low = as_signed<Reader::offset>(low), high = as_signed<Reader::offset>(high);
+                        low = as_signed(low, Reader::offset - kKeyBias),
+                        high = as_signed(high, Reader::offset - kKeyBias);
                     uint8_t* to = out + (g * kRotated + Reader::first * W) * kSlots + 64 * h;
                     store_words(to, low), store_words(to + Reader::second * kSlots, high);
                 }
@@ -113,12 +111,15 @@ void stage_integer_values(const StoreView& s, const Tile& t, uint32_t seen, int6
     stage_factors(t.v, seen, V::spans(width), kChunk, x.v_scale + index * kSlots);
     uint8_t* out = x.v + index * kSlots * width;
     with_values_of<V, false>(t.v, s.dim, width, reinterpret_cast<uint8_t*>(x.rows), [&](const auto& values) {
-        constexpr int N = std::remove_cvref_t<decltype(values)>::N;
+        using Reader = std::remove_cvref_t<decltype(values)>;
+        constexpr int N = Reader::N;
         for (int64_t quad = 0; quad < kSlots / 4; ++quad)
             for (int64_t d = 0; d < width; d += N * kLanes) {
                 I v[N];
                 values.read(d, quad, v);
-                for (int i = 0; i < N; ++i) store_words(out + (quad * width + d + i * kLanes) * 4, v[i]);
+                for (int i = 0; i < N; ++i)
+                    store_words(out + (quad * width + d + i * kLanes) * 4,
+                                Reader::offset ? as_signed(v[i], Reader::offset) : v[i]);
             }
     });
 }
@@ -138,7 +139,9 @@ int64_t soften_none(const Scratch&, int64_t, int64_t, Totals&) { return 0; }
 
 template <typename V>
 MaxSum soften_integers(const Scratch& x, int64_t r, const uint32_t* seen, int64_t n, int64_t width) {
-    return integer_softmax(x.s + r * kChunk, seen, n, x.v_scale, V::spans(width), x.p + r * V::weight_bytes(width));
+    float* s = x.s + r * kChunk;
+    const float m = largest_score(s, seen, n);
+    return {m, integer_softmax<V>(s, m, seen, n, x.v_scale, V::spans(width), x.p + r * V::weight_bytes(width))};
 }
 
 template <typename V>

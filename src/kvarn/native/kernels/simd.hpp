@@ -11,7 +11,9 @@
 //   zip_low zip_high              lanes 0..15 and 16..31 of e and o interleaved
 //   reduce_add reduce_max         across lanes, always the same tree: lanes 8 apart, then 4, 2, 1
 //   largest_bits                  largest magnitude as bits, which order like numbers; NaN is largest
-//   store_i8 store_u8             saturate; store_i8 returns the sum
+//   store_i8                      saturates and returns the sum
+//   to_codes store_codes          32 integers as unsigned bytes, saturated
+//   sums_of no_sums store_sums    sums of codes, of eight tiles at a time
 //   butterfly<h>                  lanes i and i + h become their sum and their difference
 //   floor                         lane by lane
 //   set_word load_words store_words         words of four bytes
@@ -19,12 +21,15 @@
 //   add_bytes                     the same number to every byte, modulo 256
 //   first_key_sum add_keys        sums of four products of bytes per lane, from first_key_sum on. Keys
 //                                 are signed bytes plus kKeyBias
-//   add_small_keys twice_less     the same of unsigned keys that are at most 63; 2x - y
-//   add_values add_small_values   the same of unsigned and signed bytes; small: at most 63
+//   add_values                    the same of unsigned and signed bytes; two neighbours of the unsigned ones have at
+//                                 most 258 together
+//   first_run add_run twice_run   the same for a few steps: two products of a step, times their number, must not be
+//                                 above kRunLimit. twice_run gives the sums of a run, times 2
+//   add_words all_words           x + y; the same word in all lanes
 //   quads16                       16 bytes of four rows as a word per column; quads8: 8 bytes, twice
 //   quads32                       32 bytes of four rows, in two registers (AVX-512 only)
 //   wide_quads in_dim_order       the same for kWide * 16 bytes, in an order of its own; puts it right
-//   Eight largest_lanes           maxima of bits, of 32 lanes down to 8
+//   Eight largest_pairs           maxima of the sums of two neighbours, of 32 lanes down to 8
 //   weight_steps                  steps of weights, from eight such maxima
 //   load_codes                    a word of N bytes for each lane
 //   code_factors                  scale codes of int4 and int6 (docs/codecs.md), halved
@@ -56,11 +61,11 @@ static inline To bits_of(From x) {
     return __builtin_bit_cast(To, x);
 }
 template <typename T>
-static inline T smaller(T a, T b) {
+constexpr T smaller(T a, T b) {
     return a < b ? a : b;
 }
 template <typename T>
-static inline T larger(T a, T b) {
+constexpr T larger(T a, T b) {
     return a > b ? a : b;
 }
 
@@ -142,6 +147,22 @@ static inline void weight_steps(const Eight (&top)[8], float* step, float* inver
     const __m256 small = _mm256_cmp_ps(most, _mm256_set1_ps(kLeastWeight), _CMP_LT_OQ);
     _mm256_storeu_ps(step, _mm256_andnot_ps(small, _mm256_div_ps(most, all)));
     _mm256_storeu_ps(inverse, _mm256_div_ps(all, most));
+}
+static inline void store_codes(uint8_t* p, Codes x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+using CodeSums = __m256i;  // four parts of a sum
+static inline CodeSums no_sums() { return _mm256_setzero_si256(); }
+static inline CodeSums sums_of(Codes x) { return _mm256_sad_epu8(x, _mm256_setzero_si256()); }
+static inline void store_sums(int32_t* out, const CodeSums (&sums)[8]) {
+    const auto four = [](const CodeSums* x) {          // of four tiles: halves of their sums
+        const auto two = [](CodeSums a, CodeSums b) {  // parts below 2^32: one in each word
+            return _mm256_or_si256(a, _mm256_slli_epi64(b, 32));
+        };
+        const __m256i a = two(x[0], x[1]), b = two(x[2], x[3]);
+        return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    };
+    const __m256i a = four(sums), b = four(sums + 4);
+    const __m256i low = _mm256_permute2x128_si256(a, b, 0x20), high = _mm256_permute2x128_si256(a, b, 0x31);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_add_epi32(low, high));
 }
 static inline int32_t store_i8(int8_t* p, I x) {
     const __m128i bytes = narrow_i8(x);

@@ -115,9 +115,10 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 3, kSmallValueRows = 3;
+constexpr int kIntHalves = 1, kIntScoreRows = 3, kIntValueRows = 3;
 
 static inline I zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+static inline I all_words(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline I set_word(const void* p) {
     int32_t word;
     memcpy(&word, p, 4);
@@ -133,6 +134,7 @@ static inline I and_words(I x, uint32_t mask) {
     const __m256i m = _mm256_set1_epi32(int(mask));
     return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
+static inline I add_words(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 static inline I or_words(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 template <int N>
 static inline I words_left(I x) {
@@ -154,10 +156,6 @@ static inline I add_bytes(I x, int n) {
     const __m256i y = _mm256_set1_epi8(char(n));
     return {_mm256_add_epi8(x.a, y), _mm256_add_epi8(x.b, y)};
 }
-static inline I twice_less(I x, int32_t less) {
-    const __m256i y = _mm256_set1_epi32(less);
-    return {_mm256_sub_epi32(_mm256_slli_epi32(x.a, 1), y), _mm256_sub_epi32(_mm256_slli_epi32(x.b, 1), y)};
-}
 #if defined(__AVXVNNI__)
 // vpdpbusd wants one unsigned operand, as in simd_avx512.hpp.
 constexpr int kKeyBias = 128;
@@ -167,9 +165,11 @@ static inline I first_key_sum(int32_t query_sum) {
 static inline I add_values(I sum, I p, I v) {
     return {_mm256_dpbusd_avx_epi32(sum.a, p.a, v.a), _mm256_dpbusd_avx_epi32(sum.b, p.b, v.b)};
 }
-static inline I add_small_values(I sum, I p, I v) { return add_values(sum, p, v); }
 static inline I add_keys(I sum, I k, I q) { return add_values(sum, k, q); }
-static inline I add_small_keys(I sum, I k, I q, I k2, I q2) { return add_values(add_values(sum, k, q), k2, q2); }
+constexpr int kRunLimit = 1 << 24;  // runs are sums of 32 bits
+static inline I first_run(I u, I x) { return add_values(zero_words(), u, x); }
+static inline I add_run(I run, I u, I x) { return add_values(run, u, x); }
+static inline I twice_run(I run) { return words_left<1>(run); }
 #else
 constexpr int kKeyBias = 0;
 static inline I first_key_sum(int32_t) { return zero_words(); }
@@ -184,28 +184,23 @@ static inline __m256i add_keys_half(__m256i sum, __m256i k, __m256i q) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
     return next_sum(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-static inline __m256i add_small_keys_half(__m256i sum, __m256i k, __m256i q, __m256i k2, __m256i q2) {
-    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(k, q), _mm256_maddubs_epi16(k2, q2));  // 4 * 63 * 127
-    return next_sum(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
-    return {add_small_keys_half(sum.a, k.a, q.a, k2.a, q2.a), add_small_keys_half(sum.b, k.b, q.b, k2.b, q2.b)};
-}
 static inline I add_keys(I sum, I k, I q) { return {add_keys_half(sum.a, k.a, q.a), add_keys_half(sum.b, k.b, q.b)}; }
-// 255 * 127 twice does not fit 16 bits, so bytes are widened: even ones and odd ones.
-static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
-    const __m256i p_even = _mm256_and_si256(p, _mm256_set1_epi16(0xff)), p_odd = _mm256_srli_epi16(p, 8);
-    return next_sum(sum, _mm256_add_epi32(_mm256_madd_epi16(even, p_even), _mm256_madd_epi16(odd, p_odd)));
+static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {  // 258 * 127 fits 16 bits
+    return next_sum(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v), _mm256_set1_epi16(1)));
 }
 static inline I add_values(I sum, I p, I v) {
     return {add_values_half(sum.a, p.a, v.a), add_values_half(sum.b, p.b, v.b)};
 }
-static inline __m256i add_small_half(__m256i sum, __m256i p, __m256i v) {  // 255 * 63 twice fits 16 bits
-    return next_sum(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v), _mm256_set1_epi16(1)));
+constexpr int kRunLimit = 32767;
+static inline I first_run(I u, I x) { return {_mm256_maddubs_epi16(u.a, x.a), _mm256_maddubs_epi16(u.b, x.b)}; }
+static inline __m256i add_run_half(__m256i run, __m256i u, __m256i x) {
+    run = _mm256_add_epi16(run, _mm256_maddubs_epi16(u, x));
+    __asm__("" : "+x"(run));
+    return run;
 }
-static inline I add_small_values(I sum, I p, I v) {
-    return {add_small_half(sum.a, p.a, v.a), add_small_half(sum.b, p.b, v.b)};
+static inline I add_run(I run, I u, I x) { return {add_run_half(run.a, u.a, x.a), add_run_half(run.b, u.b, x.b)}; }
+static inline I twice_run(I run) {
+    return {_mm256_madd_epi16(run.a, _mm256_set1_epi16(2)), _mm256_madd_epi16(run.b, _mm256_set1_epi16(2))};
 }
 #endif
 constexpr int kWide = 2;  // registers of 16 dims that wide_quads gives
@@ -219,17 +214,18 @@ static inline void in_dim_order(F (&x)[kWide]) {
     x[1] = {_mm256_permute2f128_ps(x[0].a, x[0].b, 0x31), _mm256_permute2f128_ps(x[1].a, x[1].b, 0x31)};
     x[0] = low;
 }
+using Codes = __m256i;
 static inline I quads_of(const __m128i (&x)[4]) {
     const __m128i a = _mm_unpacklo_epi8(x[0], x[1]), b = _mm_unpackhi_epi8(x[0], x[1]);
     const __m128i c = _mm_unpacklo_epi8(x[2], x[3]), d = _mm_unpackhi_epi8(x[2], x[3]);
     return {_mm256_set_m128i(_mm_unpackhi_epi16(a, c), _mm_unpacklo_epi16(a, c)),
             _mm256_set_m128i(_mm_unpackhi_epi16(b, d), _mm_unpacklo_epi16(b, d))};
 }
-static inline __m256i largest_lanes(F x, F y) {  // of numbers that are not negative
-    const auto bits = [](__m256 a, __m256 b) {
-        return _mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+static inline __m256i largest_pairs(F x, F y) {  // of numbers that are not negative
+    const auto pairs = [](__m256 a, __m256 b) {
+        return _mm256_castps_si256(_mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd)));
     };
-    return _mm256_max_epu32(bits(x.a, x.b), bits(y.a, y.b));
+    return _mm256_max_epu32(pairs(x.a, x.b), pairs(y.a, y.b));
 }
 template <int N>
 static inline I load_codes(const uint8_t* p) {
@@ -247,10 +243,9 @@ static inline __m256 code_factors_half(__m256i c) {
     return _mm256_castsi256_ps(_mm256_blendv_epi8(some, _mm256_set1_epi32(0x7fc00000), nan));
 }
 static inline F code_factors(I codes) { return {code_factors_half(codes.a), code_factors_half(codes.b)}; }
-static inline void store_u8(uint8_t* p, I x) {
-    const __m256i w = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xd8);
-    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+static inline Codes to_codes(I x, I y) {
+    const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(x.a, x.b), _mm256_packus_epi32(y.a, y.b));
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 }  // namespace kvarn::KVARN_ISA

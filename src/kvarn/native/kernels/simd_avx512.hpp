@@ -96,9 +96,10 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 2, kIntScoreRows = 10, kIntValueRows = 6, kSmallValueRows = 6;
+constexpr int kIntHalves = 2, kIntScoreRows = 10, kIntValueRows = 6;
 
 static inline I zero_words() { return {_mm512_setzero_si512()}; }
+static inline I all_words(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static inline I set_word(const void* p) {
     int32_t word;
     memcpy(&word, p, 4);
@@ -111,6 +112,7 @@ static inline I and_words(I x, uint32_t mask) { return {_mm512_and_si512(x.v, _m
 static inline I and_xor_words(I x, uint32_t mask, uint32_t flipped) {
     return {_mm512_ternarylogic_epi32(x.v, _mm512_set1_epi32(int(mask)), _mm512_set1_epi32(int(flipped)), 0x6a)};
 }
+static inline I add_words(I x, I y) { return {_mm512_add_epi32(x.v, y.v)}; }
 static inline I or_words(I x, I y) { return {_mm512_or_si512(x.v, y.v)}; }
 template <int N>
 static inline I words_left(I x) {
@@ -128,16 +130,12 @@ static inline I add_bytes(I x, int n) { return {_mm512_add_epi8(x.v, _mm512_set1
 // vpdpbusd wants one unsigned operand: k + 128. The first sum takes 128 times the query's codes away.
 constexpr int kKeyBias = 128;
 static inline I first_key_sum(int32_t query_sum) { return {_mm512_set1_epi32(-kKeyBias * query_sum)}; }
-// Keys that are at most 63 need no bias.
-static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
-    return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum.v, k.v, q.v), k2.v, q2.v)};
-}
-static inline I twice_less(I x, int32_t less) {
-    return {_mm512_sub_epi32(_mm512_slli_epi32(x.v, 1), _mm512_set1_epi32(less))};
-}
 static inline I add_keys(I sum, I k, I q) { return {_mm512_dpbusd_epi32(sum.v, k.v, q.v)}; }
 static inline I add_values(I sum, I p, I v) { return {_mm512_dpbusd_epi32(sum.v, p.v, v.v)}; }
-static inline I add_small_values(I sum, I p, I v) { return add_values(sum, p, v); }
+constexpr int kRunLimit = 1 << 24;  // runs are sums of 32 bits
+static inline I first_run(I u, I x) { return {_mm512_dpbusd_epi32(_mm512_setzero_si512(), u.v, x.v)}; }
+static inline I add_run(I run, I u, I x) { return {_mm512_dpbusd_epi32(run.v, u.v, x.v)}; }
+static inline I twice_run(I run) { return words_left<1>(run); }
 constexpr int kWide = 4;  // registers of 16 dims that wide_quads gives
 // out[j] has dims 4j to 4j + 3 of each 16 dims.
 static inline void wide_quads(const uint8_t* rows, int64_t stride, I (&out)[kWide]) {
@@ -171,6 +169,7 @@ static inline void quads32(const uint8_t* rows, int64_t stride, I& first, I& sec
     first.v = four_by_four(_mm512_permutex2var_epi32(x, words, y));
     second.v = four_by_four(_mm512_permutex2var_epi32(x, more, y));
 }
+using Codes = __m256i;
 static inline I quads_of(const __m128i (&rows)[4]) {
     __m512i x = _mm512_castsi128_si512(rows[0]);
     x = _mm512_inserti32x4(x, rows[1], 1);
@@ -179,9 +178,10 @@ static inline I quads_of(const __m128i (&rows)[4]) {
     const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return {four_by_four(_mm512_permutexvar_epi32(words, x))};
 }
-static inline __m256i largest_lanes(F x, F y) {  // of numbers that are not negative
-    const __m512i m = _mm512_max_epu32(_mm512_castps_si512(x.v), _mm512_castps_si512(y.v));
-    return _mm256_max_epu32(_mm512_castsi512_si256(m), _mm512_extracti64x4_epi64(m, 1));
+static inline __m256i largest_pairs(F x, F y) {  // of numbers that are not negative
+    const __m512i pairs =
+        _mm512_castps_si512(_mm512_add_ps(_mm512_shuffle_ps(x.v, y.v, 0x88), _mm512_shuffle_ps(x.v, y.v, 0xdd)));
+    return _mm256_max_epu32(_mm512_castsi512_si256(pairs), _mm512_extracti64x4_epi64(pairs, 1));
 }
 template <int N>
 static inline I load_codes(const uint8_t* p) {
@@ -195,8 +195,8 @@ static inline F code_factors(I codes) {
     const Mask nan = _mm512_cmpeq_epi32_mask(c, _mm512_set1_epi32(255));
     return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(some, nan, _mm512_set1_epi32(0x7fc00000)))};
 }
-static inline void store_u8(uint8_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(x.v));
+static inline Codes to_codes(I x, I y) {
+    return _mm256_set_m128i(_mm512_cvtusepi32_epi8(y.v), _mm512_cvtusepi32_epi8(x.v));
 }
 
 }  // namespace kvarn::KVARN_ISA

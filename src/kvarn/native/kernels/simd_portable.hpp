@@ -116,9 +116,14 @@ static inline F butterfly(F x) {
 
 // -- words of four bytes
 
-constexpr int kIntHalves = 1, kIntScoreRows = 1, kIntValueRows = 1, kSmallValueRows = 1;
+constexpr int kIntHalves = 1, kIntScoreRows = 1, kIntValueRows = 1;
 
 static inline I zero_words() { return {}; }
+static inline I all_words(int32_t x) {
+    I r;
+    for (int32_t& v : r.v) v = x;
+    return r;
+}
 static inline I set_word(const void* p) {
     I r;
     for (int i = 0; i < kLanes; ++i) memcpy(&r.v[i], p, 4);
@@ -142,6 +147,7 @@ static inline I load_codes(const uint8_t* p) {
     for (int i = 0; i < kLanes; ++i) r.v[i] = int32_t(uint32_t(expression)); \
     return r
 static inline I and_words(I x, uint32_t mask) { KVARN_EACH_WORD(uint32_t(x.v[i]) & mask); }
+static inline I add_words(I x, I y) { KVARN_EACH_WORD(uint32_t(x.v[i]) + uint32_t(y.v[i])); }
 static inline I or_words(I x, I y) { KVARN_EACH_WORD(x.v[i] | y.v[i]); }
 template <int N>
 static inline I words_left(I x) {
@@ -172,16 +178,12 @@ static inline I add_products(I sum, I a, I b) {  // a has bytes of type A, b sig
             sum.v[i] += int32_t(A(uint32_t(a.v[i]) >> j)) * int32_t(int8_t(uint32_t(b.v[i]) >> j));
     return sum;
 }
-static inline I add_small_keys(I sum, I k, I q, I k2, I q2) {
-    return add_products<int8_t>(add_products<int8_t>(sum, k, q), k2, q2);
-}
-static inline I twice_less(I x, int32_t less) {
-    for (int32_t& each : x.v) each = 2 * each - less;
-    return x;
-}
 static inline I add_keys(I sum, I k, I q) { return add_products<int8_t>(sum, k, q); }
 static inline I add_values(I sum, I p, I v) { return add_products<uint8_t>(sum, p, v); }
-static inline I add_small_values(I sum, I p, I v) { return add_values(sum, p, v); }
+constexpr int kRunLimit = 1 << 24;  // runs are sums of 32 bits
+static inline I first_run(I u, I x) { return add_values({}, u, x); }
+static inline I add_run(I run, I u, I x) { return add_values(run, u, x); }
+static inline I twice_run(I run) { return words_left<1>(run); }
 static inline I quads16(const uint8_t* rows, int64_t stride) {
     uint8_t words[kLanes][4];
     for (int d = 0; d < kLanes; ++d)
@@ -205,7 +207,12 @@ struct Eight {
     uint32_t most;
 };
 static inline Eight no_lanes() { return {0}; }
-static inline Eight largest_lanes(F x, F y) { return {largest_bits(x, y)}; }
+static inline Eight largest_pairs(F x, F y) {
+    F pairs;
+    for (int i = 0; i < kLanes / 2; ++i)
+        pairs.v[i] = x.v[2 * i] + x.v[2 * i + 1], pairs.v[kLanes / 2 + i] = y.v[2 * i] + y.v[2 * i + 1];
+    return {largest_bits(pairs, zero())};
+}
 static inline void weight_steps(const Eight (&top)[8], float* step, float* inverse) {
     for (int t = 0; t < 8; ++t) {
         const float most = bits_of<float>(top[t].most);
@@ -213,8 +220,25 @@ static inline void weight_steps(const Eight (&top)[8], float* step, float* inver
         inverse[t] = 255.0f / most;
     }
 }
-static inline void store_u8(uint8_t* p, I x) {
-    for (int i = 0; i < kLanes; ++i) p[i] = uint8_t(x.v[i] > 255 ? 255 : x.v[i] < 0 ? 0 : x.v[i]);
+struct Codes {
+    uint8_t v[2 * kLanes];
+};
+static inline Codes to_codes(I x, I y) {
+    Codes r;
+    for (int i = 0; i < 2 * kLanes; ++i) {
+        const int32_t code = i < kLanes ? x.v[i] : y.v[i - kLanes];
+        r.v[i] = uint8_t(code > 255 ? 255 : code < 0 ? 0 : code);
+    }
+    return r;
 }
+static inline void store_codes(uint8_t* p, const Codes& x) { memcpy(p, x.v, sizeof x.v); }
+using CodeSums = int32_t;
+static inline CodeSums no_sums() { return 0; }
+static inline CodeSums sums_of(const Codes& x) {
+    int32_t sum = 0;
+    for (const uint8_t code : x.v) sum += code;
+    return sum;
+}
+static inline void store_sums(int32_t* out, const CodeSums (&sums)[8]) { memcpy(out, sums, sizeof sums); }
 
 }  // namespace kvarn::KVARN_ISA
