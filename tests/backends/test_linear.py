@@ -205,3 +205,24 @@ def test_trials_change_no_bit(tmp_path: Path) -> None:
     for threads in (2, 8):
         mine = native.Pool(threads)
         assert (bits(logits(load_program(checkpoint, mine), 1, Cpu(mine), tokens)) == bits(expected)).all()
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_trials_of_a_batch_change_no_bit(codec: str, tmp_path: Path) -> None:
+    """Of products that prefetch cells: from nine sequences on. The first trials are over after 40 steps."""
+    checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q4_0"))
+    program, steps, batch = load_program(checkpoint, pool(2)), 100, 12
+    config = CacheConfig(program.config.layer_specs, 160, "paged", codec, max_seqs=batch, max_chunk=160)
+    alone = Driven(config, Cpu(pool(1)))
+    expected = score(load_program(checkpoint, pool(1)), alone, TEXT[:steps], 0, 1)
+    cache = Driven(config, Cpu(pool(2)))
+    for seq in range(batch):
+        cache.open(seq)
+    for at in range(steps):
+        for seq in range(batch):
+            assert cache.reserve(seq, at + 1)
+        step = cache.book.prepare(list(range(batch)))
+        rows = program.run(cache.memory, step, [TEXT[at]] * batch, list(range(batch))).rows()
+        assert (bits(rows) == bits(expected[at])).all(), at
+        for seq in range(batch):
+            cache.commit(seq, [TEXT[at]])

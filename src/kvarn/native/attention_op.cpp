@@ -11,7 +11,6 @@ namespace kvarn {
 
 namespace {
 
-constexpr int64_t kManyRows = 9;             // from this many rows on, products are bound by arithmetic, not by memory
 constexpr int64_t kPrefetchBytes = 3 << 20;  // of cells that a thread prefetches for one attention, about
 
 }  // namespace
@@ -38,7 +37,7 @@ int64_t Program::compute(Step& step, const AttentionOp& op, size_t phase, int th
         });
 
     AttentionArgs one = many;  // a decode item has its query in the thread's own row
-    one.q = own.q.data(), one.q_stride = 0, one.prefetch = step.prefetch;
+    one.q = own.q.data(), one.q_stride = 0, one.prefetch = step.prefetch.attention;
     const auto n_prefill = int64_t(work.prefill.size());
     const WorkItem* last = nullptr;  // the decode item before this one
     int64_t start = now();
@@ -68,7 +67,7 @@ int64_t Program::compute(Step& step, const AttentionOp& op, size_t phase, int th
 void Program::queue_prefetch(Step& step, size_t index, int thread, int threads) {
     Own& own = own_[size_t(thread)];
     own.prefetch_spans.clear(), own.prefetch = {};
-    if (index >= step.cache.layers.size() || step.n_tokens < kManyRows) return;
+    if (index >= step.cache.layers.size() || !step.prefetch.products) return;
     const LayerView& layer = step.cache.layers[index];
     const TableView& table = step.cache.groups[size_t(layer.group)].table;
     const std::vector<WorkItem>& items = work_[size_t(layer.group)].decode;

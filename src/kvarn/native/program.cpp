@@ -121,31 +121,30 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
     grow(n_tokens, n_rows);
     const int64_t begin = now(), keys = keys_of(cache);
     const int threads = thread_counts_[threads_.next(n_tokens, keys)];
-    const bool tries = may_prefetch(cache, n_tokens);
-    const bool prefetch = (tries ? prefetch_.next(n_tokens, keys) : prefetch_.usual()) == 0;
+    const Prefetch prefetch = choose_prefetch(cache, n_tokens, keys);
     make_work(cache, threads);
     Step step{cache, tokens, positions, n_tokens, rows, n_rows, logits, threads, prefetch, {}};
     step.counted.resize(size_t(threads));
     make_phases(step);
     pool_->run([&](int thread) { walk(step, thread); }, phases_->begin());
-    took(now() - begin, tries);
+    took(now() - begin);
     Counted total;
     for (const Counted& c : step.counted) total += c;
     return total;
 }
 
-// Whether a step prefetches cells if it is told to: each sequence decodes, and cells are plain.
-bool Program::may_prefetch(const CacheView& cache, int64_t n_tokens) const {
-    if (cache.layers.empty() || n_tokens != cache.groups[0].table.n_seqs) return false;
+Prefetch Program::choose_prefetch(const CacheView& cache, int64_t n_tokens, int64_t keys) {
+    if (cache.layers.empty()) return {};
     const StoreView& store = cache.layers[0].store;
-    return !(rotated(store.k.codec) && rotated(store.v.codec));
+    const bool codes = rotated(store.k.codec) && rotated(store.v.codec);
+    return prefetch_.next(codes, n_tokens == cache.groups[0].table.n_seqs, n_tokens, keys);
 }
 
 // Only one thing is tried at a time.
-void Program::took(int64_t ns, bool may_prefetch) {
-    if (may_prefetch && prefetch_.trying()) return prefetch_.took(ns);
+void Program::took(int64_t ns) {
+    if (prefetch_.trying()) return prefetch_.took(ns);
     threads_.took(ns);
-    if (may_prefetch && !threads_.trying()) prefetch_.took(ns);
+    if (!threads_.trying()) prefetch_.took(ns);
 }
 
 void Program::make_work(const CacheView& cache, int threads) {

@@ -7,13 +7,12 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <vector>
 
-#include "fastest.hpp"
 #include "linear.hpp"
 #include "ops.hpp"
+#include "prefetch.hpp"
 #include "work.hpp"
 
 namespace kvarn {
@@ -107,7 +106,7 @@ class Program {
         int64_t n_rows;
         float* logits;
         int threads;                   // that compute it
-        bool prefetch;                 // AttentionArgs::prefetch
+        Prefetch prefetch;             // of cells
         std::vector<Counted> counted;  // per thread
 
         int64_t rows_of(const Op& op) const { return op.wanted_rows_only ? n_rows : n_tokens; }
@@ -128,8 +127,8 @@ class Program {
     }
 
     void grow(int64_t tokens, int64_t rows);
-    bool may_prefetch(const CacheView& cache, int64_t n_tokens) const;
-    void took(int64_t ns, bool may_prefetch);
+    Prefetch choose_prefetch(const CacheView& cache, int64_t n_tokens, int64_t keys);
+    void took(int64_t ns);
     void make_work(const CacheView& cache, int threads);
     void make_phases(const Step& step);
     int64_t items_of(const Step& step, const Part& part) const;
@@ -170,8 +169,8 @@ class Program {
     std::vector<Own> own_;                            // per thread
     static constexpr int64_t kShortStep = 5'000'000;  // ns; threads hardly wait in longer ones
     std::vector<int> thread_counts_;
-    Fastest threads_;                                              // of thread_counts_
-    Fastest prefetch_{2, 8, std::numeric_limits<int64_t>::max()};  // with and without it
+    Fastest threads_;  // of thread_counts_
+    PrefetchTrials prefetch_;
     Lines<int8_t> codes_;
     Lines<BlockMeta> meta_;
     Lines<uint16_t> bf16_;

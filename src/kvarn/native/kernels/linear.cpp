@@ -83,9 +83,39 @@ void make_ready(const PackedMatrix& w, int64_t group, Blocks blocks, bool from_m
     }
 }
 
-// Adds some blocks to the sums of R rows.
+// Rows of one block at a time whose integer sums stay in registers.
+template <Kind K>
+constexpr int kRowsOf = two_sums(K) ? 2 : 4;
+
+#if defined(KVARN_PAIRS)
+// The activations as words of 16 bits, [row / kRowsOf][block][row % kRowsOf]: made once for all groups of a range if
+// they are few enough to stay in the caches, else again for each group.
+constexpr int64_t kMostWords = 1024;
+thread_local Words words_of_range[kMostWords];
+
+template <Kind K>
+const Words* make_words(const Activations& x, int64_t begin, int64_t end) {
+    constexpr int kRows = kRowsOf<K>;
+    if (many_rows(K) != Form::Words || up(end - begin, kRows) * x.blocks > kMostWords) return nullptr;
+    Words* to = words_of_range;
+    for (int64_t row = begin; row < end; row += kRows) {
+        const int8_t* xs = x.codes + (row / kTile * x.blocks * x.height + row % kTile) * kBlock;
+        for (int64_t b = 0; b < x.blocks; ++b)
+            for (int r = 0; r < kRows; ++r) (to++)->read(xs + (b * x.height + r) * kBlock);
+    }
+    return words_of_range;
+}
+#else
+struct Words {};
+template <Kind K>
+const Words* make_words(const Activations&, int64_t, int64_t) {
+    return nullptr;
+}
+#endif
+
+// Adds some blocks to the sums of R rows. words: these rows, or null.
 template <Kind K, int R>
-inline void ready_rows(const Ready<K>* ready, const Activations& x, Blocks blocks, int64_t row,
+inline void ready_rows(const Ready<K>* ready, const Activations& x, const Words* words, Blocks blocks, int64_t row,
                        Floats (*sums)[kSlices]) {
     const int64_t at = row / kTile * x.blocks * x.height + row % kTile;
     const int8_t* xs = x.codes + (at + blocks.begin * x.height) * kBlock;
@@ -99,20 +129,23 @@ inline void ready_rows(const Ready<K>* ready, const Activations& x, Blocks block
     };
 #if defined(KVARN_PAIRS)
     if constexpr (many_rows(K) == Form::Words) {
-        Words words[kReadyBlocks][R];
+        if (words) return each([&](int64_t b) { return words + (blocks.begin + b) * R; });
+        Words fresh[kReadyBlocks][R];
         for (int64_t b = 0; b < blocks.end - blocks.begin; ++b)
-            for (int r = 0; r < R; ++r) words[b][r].read(xs + (b * x.height + r) * kBlock);
-        return each([&](int64_t b) { return words[b]; });
+            for (int r = 0; r < R; ++r) fresh[b][r].read(xs + (b * x.height + r) * kBlock);
+        return each([&](int64_t b) { return fresh[b]; });
     }
+#else
+    (void)words;
 #endif
     each([&](int64_t b) { return xs + b * x.height * kBlock; });
 }
 
 // Rows [begin, end) of x, at most kReadyRows, with one group.
 template <Kind K>
-void ready_group(const PackedMatrix& w, const Activations& x, const Output& y, int64_t group, int64_t begin,
-                 int64_t end, bool from_memory, PrefetchQueue& queue) {
-    constexpr int kRows = two_sums(K) ? 2 : 4;  // the integer sums of a block stay in registers
+void ready_group(const PackedMatrix& w, const Activations& x, const Words* words, const Output& y, int64_t group,
+                 int64_t begin, int64_t end, bool from_memory, PrefetchQueue& queue) {
+    constexpr int kRows = kRowsOf<K>;
     alignas(64) uint8_t memory[kReadyBlocks * kSlices * sizeof(Ready<K>)];
     auto* ready = reinterpret_cast<Ready<K>*>(memory);
     Floats sums[kReadyRows][kSlices];
@@ -126,7 +159,8 @@ void ready_group(const PackedMatrix& w, const Activations& x, const Output& y, i
             const int64_t past = smaller(row + kRows, end);
             if (blocks.end == w.blocks)  // rows are far apart: stores would wait for their lines
                 for (int64_t r = row; r < past; ++r) prefetch_to_write(y.data + r * y.stride + group * kGroup);
-            ready_rows<K, kRows>(ready, x, blocks, row, sums + (row - begin));
+            ready_rows<K, kRows>(ready, x, words ? words + (row - begin) * x.blocks : nullptr, blocks, row,
+                                 sums + (row - begin));
             if (blocks.end < w.blocks) continue;
             for (int64_t r = row; r < past; ++r)
                 for (int i = 0; i < kSlices; ++i) write_row(y, r, group * kGroup + i * kFloatLanes, sums[r - begin][i]);
@@ -138,9 +172,10 @@ template <Kind K>
 void multiply_ready(const PackedMatrix& w, const Activations& x, const Output& y, const Range& r,
                     PrefetchQueue& queue) {
     const int64_t first = r.tile_begin * kTile, end = smaller(r.tile_end * kTile, x.rows);
+    const Words* words = end - first <= kReadyRows ? make_words<K>(x, first, end) : nullptr;
     for (int64_t group = r.group_begin; group < r.group_end; ++group)
         for (int64_t row = first; row < end; row += kReadyRows)
-            ready_group<K>(w, x, y, group, row, smaller(row + kReadyRows, end), row == first, queue);
+            ready_group<K>(w, x, words, y, group, row, smaller(row + kReadyRows, end), row == first, queue);
 }
 
 template <Kind K>
