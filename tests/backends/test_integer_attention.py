@@ -170,6 +170,7 @@ def attend(
 CODECS = ("int8", "int6", "int4", "int8/int4", "int4/int8")
 CASES = {
     "head of 64": (LayerSpec(3, 1, 64, 64), 70),
+    "five heads of 128": (LayerSpec(5, 1, 128, 128), 40),
     "padded head": (LayerSpec(4, 2, 48, 48), 66),
     "head of 5": (LayerSpec(2, 2, 5, 5), 40),
     "head of 256": (LayerSpec(2, 1, 256, 256), 40),

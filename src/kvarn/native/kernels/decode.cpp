@@ -6,7 +6,7 @@
 
 #include "attention.hpp"
 #include "in_place.hpp"
-#include "integers.hpp"
+#include "integer_outputs.hpp"
 #include "products.hpp"
 #include "softmax.hpp"
 #include "stage.hpp"
@@ -195,11 +195,15 @@ void value_phase(const Job& job, float* out) {
             t.advance(h);
             stage_factors(t, job.seen[i], spans, kChunk, x.v_scale + i * kSlots);
         }
-        const int64_t end = (h + 1) * group;  // maxima first: the sums of a row would wait for its own
-        for (int64_t r = h * group; r < end; ++r) out[r * stride] = largest_score(x.s + r * kChunk, job.seen, job.n);
-        for (int64_t r = h * group; r < end; ++r)
-            out[r * stride + 1] = integer_softmax<V>(x.s + r * kChunk, out[r * stride], job.seen, job.n, x.v_scale,
-                                                     spans, x.p + r * V::weight_bytes(width));
+        int64_t r = h * group;
+        const int64_t end = r + group, row = V::weight_bytes(width);
+        const auto soften = [&]<int R>() {
+            for (MaxSum found[R]; r + R <= end; r += R) {
+                integer_softmax<V, R>(x.s + r * kChunk, job.seen, job.n, x.v_scale, spans, x.p + r * row, row, found);
+                for (int i = 0; i < R; ++i) out[(r + i) * stride] = found[i].m, out[(r + i) * stride + 1] = found[i].l;
+            }
+        };
+        soften.template operator()<3>(), soften.template operator()<2>(), soften.template operator()<1>();
     }
     clear(x.part, job.rows * width);
     Ahead ahead(job, true);

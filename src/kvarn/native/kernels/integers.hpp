@@ -175,6 +175,7 @@ inline void integer_score_rows(const uint8_t* q, int64_t rows, int64_t dim, cons
 // The weights of one row in n tiles, for one span, and their maxima.
 struct Weights {
     alignas(64) float w[kChunk];
+    alignas(32) float inverse[kChunk / kSlots];
     Eight top[kChunk / kSlots];
 
     KVARN_INLINE void add(int64_t tile, uint32_t seen, F a, F b, const float* factors) {
@@ -185,12 +186,15 @@ struct Weights {
         top[tile] = largest_pairs(a, b);
     }
 
-    template <typename A>
-    void round(int64_t n, uint8_t* out) {  // to codes, steps and sums
-        alignas(32) float inverse[kChunk / kSlots];
-        CodeSums sums[kChunk / kSlots];
-        for (int64_t t = n; t < kChunk / kSlots; ++t) top[t] = no_lanes(), sums[t] = no_sums();
+    KVARN_INLINE void find_steps(int64_t n, uint8_t* out) {
+        for (int64_t t = n; t < kChunk / kSlots; ++t) top[t] = no_lanes();
         weight_steps(top, reinterpret_cast<float*>(out + kStepsAt), inverse);
+    }
+
+    template <typename A>
+    KVARN_INLINE void round(int64_t n, uint8_t* out) const {  // to codes and their sums
+        CodeSums sums[kChunk / kSlots];
+        for (int64_t t = n; t < kChunk / kSlots; ++t) sums[t] = no_sums();
         for (int64_t t = 0; t < n; ++t) {
             const int64_t at = t * kSlots;
             const F r = set1(inverse[t]);
@@ -216,175 +220,31 @@ inline float largest_score(float* s, const uint32_t* seen, int64_t n) {
     return reduce_max(top);
 }
 
-// Softmax of this row; factors [span][kChunk]. Writes a row of p and returns the sum.
-template <typename A>
-inline float integer_softmax(const float* s, float m, const uint32_t* seen, int64_t n, const float* factors,
-                             int64_t spans, uint8_t* p) {
-    const F base = set1(m == kMinusInfinity ? 0.0f : m);
-    Weights weights[kMaxHeadDim / kRotated];
-    F sum = zero();
-    for (int64_t t = 0; t < n; ++t) {
-        const F a = exp2<true>(sub(load(s + t * kSlots), base));
-        const F b = exp2<true>(sub(load(s + t * kSlots + kLanes), base));
-        sum = add(add(sum, a), b);
-        for (int64_t g = 0; g < spans; ++g) weights[g].add(t, seen[t], a, b, factors + g * kChunk);
-    }
-    for (int64_t g = 0; g < spans; ++g) weights[g].template round<A>(n, p + g * kSpanBytes);
-    return reduce_add(sum);
-}
-
-// -- outputs
-
-// The sums of one tile: of codes of p from `p` on, in rows that are `row` bytes apart, and kN registers of values from
-// kFrom on. Two functions: unsigned values are added in runs, signed ones in words.
-
-template <int R, int kN, typename Values>
-inline void sum_runs(const uint8_t* p, int64_t row, const Values& values, int64_t d, I (&sums)[R][kN]) {
-    static_assert(Values::N == kN && kN == 2, "one span");
-    constexpr int kRun = run_length(kPairOfCodes * Values::most);
-    for (int64_t first = 0; first < kSlots / 4; first += kRun) {
-        I run[R][kN];
-        KVARN_UNROLL(16)
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < kN; ++i) run[r][i] = zero_words();
-        for (int64_t quad = first; quad < first + kRun; ++quad) {
-            I v[kN];
-            values.read(d, quad, v);
-            KVARN_UNROLL(16)
-            for (int i = 0; i < kN; ++i) {
-                KVARN_UNROLL(16)
-                for (int r = 0; r < R; ++r) run[r][i] = add_run(run[r][i], set_word(p + r * row + 4 * quad), v[i]);
-            }
-        }
-        KVARN_UNROLL(16)
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < kN; ++i)
-                sums[r][i] = first ? add_words(sums[r][i], twice_run(run[r][i])) : twice_run(run[r][i]);
-    }
-}
-
-template <typename A, int R, int kFrom, int kN, typename Values>
-inline void sum_values(const uint8_t* p, int64_t row, const Values& values, int64_t d, I (&sums)[R][kN]) {
-    constexpr int kEach = A::blocks ? 2 : Values::N;  // registers of a span
-    KVARN_UNROLL(16)
-    for (int r = 0; r < R; ++r)
-        for (int i = 0; i < kN; ++i) sums[r][i] = zero_words();
-    for (int64_t quad = 0; quad < kSlots / 4; ++quad) {
-        I v[Values::N];
-        values.read(d, quad, v);
-        KVARN_UNROLL(16)
-        for (int i = 0; i < kN; ++i) {
-            KVARN_UNROLL(16)
-            for (int r = 0; r < R; ++r)
-                sums[r][i] = add_values(sums[r][i], set_word(p + r * row + (kFrom + i) / kEach * kSpanBytes + 4 * quad),
-                                        v[kFrom + i]);
-        }
-    }
-}
-
-// Adds one tile to the sums of R rows, for kN of the Values::N * 16 dims from d on. p: the codes of the first span.
-template <typename A, int R, int kFrom, int kN, typename Values>
-inline void integer_add_tile(const uint8_t* p, int64_t row, int64_t tile, const Values& values, int64_t d, float* sums,
-                             int64_t width) {
-    constexpr int kEach = A::blocks ? 2 : Values::N;  // registers of a span
-    I whole[R][kN];
-    if constexpr (Values::offset)
-        sum_runs<R, kN>(p + tile * kSlots, row, values, d, whole);
-    else
-        sum_values<A, R, kFrom, kN>(p + tile * kSlots, row, values, d, whole);
-    KVARN_UNROLL(16)
+// Softmax of R rows; factors [span][kChunk]. Writes rows of p. Each stage is done for all rows before the next one,
+// whose operations on a row wait for each other.
+template <typename A, int R>
+inline void integer_softmax(float* s, const uint32_t* seen, int64_t n, const float* factors, int64_t spans, uint8_t* p,
+                            int64_t row, MaxSum* out) {
+    Weights weights[R][kMaxHeadDim / kRotated];
+    F base[R], sum[R];
     for (int r = 0; r < R; ++r) {
-        for (int i = kFrom; i < kFrom + kN; ++i) {
-            const uint8_t* span = p + r * row + i / kEach * kSpanBytes;
-            float step;
-            memcpy(&step, span + kStepsAt + tile * 4, 4);
-            if constexpr (Values::offset) {
-                int32_t codes;
-                memcpy(&codes, span + kSumsAt + tile * 4, 4);
-                whole[r][i - kFrom] = add_words(whole[r][i - kFrom], all_words(-Values::offset * codes));
-            }
-            float* sum = sums + r * width + d + i * kLanes;
-            const F x = to_float(whole[r][i - kFrom]);
-            store(sum, fma(Values::eightfold ? mul(x, set1(0.125f)) : x, set1(step), load(sum)));
+        out[r].m = largest_score(s + r * kChunk, seen, n);
+        base[r] = set1(out[r].m == kMinusInfinity ? 0.0f : out[r].m), sum[r] = zero();
+    }
+    for (int64_t t = 0; t < n; ++t) {
+        for (int r = 0; r < R; ++r) {
+            const float* x = s + r * kChunk + t * kSlots;
+            const F a = exp2<true>(sub(load(x), base[r])), b = exp2<true>(sub(load(x + kLanes), base[r]));
+            sum[r] = add(add(sum[r], a), b);
+            for (int64_t g = 0; g < spans; ++g) weights[r][g].add(t, seen[t], a, b, factors + g * kChunk);
         }
     }
-}
-
-// Adds one tile to the outputs of some rows.
-template <typename A, typename Values>
-inline void integer_add_rows(const uint8_t* p, int64_t rows, int64_t tile, const Values& values, float* sums,
-                             int64_t width) {
-    constexpr bool kHalves = kIntValueRows == 3 && Values::N == 2 && !Values::offset;  // then registers suffice
-    constexpr int kMost = Values::eightfold ? 4 : Values::N > 2 ? kIntValueRows * 2 / Values::N : kIntValueRows;
-    const int64_t row = A::weight_bytes(width);
-    for (int64_t d = 0; d < width; d += Values::N * kLanes) {
-        const uint8_t* codes = p + (A::blocks ? d / kRotated * kSpanBytes : 0);
-        const auto some = [&]<int kFrom, int kN>() {
-            int64_t r = 0;
-            const auto with = [&]<int R>() {
-                for (; r + R <= rows; r += R)
-                    integer_add_tile<A, R, kFrom, kN>(codes + r * row, row, tile, values, d, sums + r * width, width);
-            };
-            with.template operator()<kMost>();
-            if constexpr (kMost > 3) with.template operator()<3>();
-            if constexpr (kMost > 2) with.template operator()<2>();
-            if constexpr (kMost > 1) with.template operator()<1>();
-        };
-        if constexpr (kHalves)
-            some.template operator()<0, 1>(), some.template operator()<1, 1>();
-        else
-            some.template operator()<0, Values::N>();
+    for (int r = 0; r < R; ++r)
+        for (int64_t g = 0; g < spans; ++g) weights[r][g].find_steps(n, p + r * row + g * kSpanBytes);
+    for (int r = 0; r < R; ++r) {
+        for (int64_t g = 0; g < spans; ++g) weights[r][g].template round<A>(n, p + r * row + g * kSpanBytes);
+        out[r].l = reduce_add(sum[r]);
     }
-}
-
-// Whether outputs are summed in the order of wide_quads: rows of one span whose depth allows it.
-template <typename A>
-bool in_wide_order(int64_t width) {
-    return !A::blocks && width % (kWide * kLanes) == 0;
-}
-
-template <typename A>
-void integer_in_order(const float* sums, int64_t width, float* out) {
-    if (!in_wide_order<A>(width)) {
-        if (out != sums) memcpy(out, sums, size_t(width) * 4);
-        return;
-    }
-    for (int64_t d = 0; d < width; d += kWide * kLanes) {
-        F x[kWide];
-        for (int i = 0; i < kWide; ++i) x[i] = load(sums + d + i * kLanes);
-        in_dim_order(x);
-        for (int i = 0; i < kWide; ++i) store(out + d + i * kLanes, x[i]);
-    }
-}
-
-// Calls fn with a reader of the tile's values, in the order that outputs of A are summed in.
-template <typename A, bool eightfold, typename Fn>
-inline void with_values_of(const TileCells& t, int64_t dim, int64_t width, uint8_t* room, Fn&& fn) {
-    if constexpr (A::blocks)
-        return with_values<eightfold>(t, dim, room, fn);
-    else if (in_wide_order<A>(width))
-        return fn(ValueBytes{value_rows_of(t, cells_of(t.view->codec, dim), room)});
-    with_values<eightfold>(t, dim, room, fn);
-}
-
-// The output of a row: o / l, rotated back.
-inline void finish_rotated(float total, const float* o, int64_t dim, float* out) {
-    const int64_t depth = up(dim, kRotated);
-    alignas(64) float x[kMaxHeadDim];
-    const F l = set1(total == 0.0f ? 1.0f : total), back = set1(kUnrotate);
-    for (int64_t d = 0; d < depth; d += kRotated) {
-        F a = div(load(o + d), l), b = div(load(o + d + kLanes), l);
-        rotate_block(a, b);
-        store(x + d, mul(a, back)), store(x + d + kLanes, mul(b, back));
-    }
-    memcpy(out, x, size_t(dim) * 4);
-}
-
-inline void finish_row(const StoreView& s, float total, const float* o, float* out) {
-    if (rotated(s.v.codec))
-        finish_rotated(total, o, s.dim, out);
-    else
-        finish(total, o, s.dim, out);
 }
 
 }  // namespace

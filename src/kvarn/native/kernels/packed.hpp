@@ -157,9 +157,9 @@ struct ValueNibbles {
 };
 
 #if defined(__AVX512F__)
-// Two blocks at a time. Bytes are 8 * (2u - 15), which needs fewer instructions: u in the upper half of
+// int4, two blocks at a time. Bytes are 8 * (2u - 15), which needs fewer instructions: u in the upper half of
 // the byte and 8 in the lower one is 16u + 8, and 128 less with the highest bit flipped.
-struct WideNibbles {
+struct TwoNibbles {
     static constexpr int N = 4, offset = 0;
     static constexpr bool eightfold = true;
     ValueRows v;
@@ -173,6 +173,10 @@ struct WideNibbles {
             x[2 * i + 1] = and_xor_words(both[i], kUpper, kFlipped);
         }
     }
+};
+#elif defined(__AVX2__)
+struct TwoNibbles {  // the same; read by a loop of its own (integer_outputs.hpp)
+    ValueRows v;
 };
 #endif
 
@@ -202,8 +206,8 @@ struct StagedQuads {  // of a staged tile: what another reader gave
     }
 };
 
-// Calls fn with a reader of the tile's keys, or of its values by blocks of 32 dims. `eightfold`: fn takes
-// such values, too.
+// Calls fn with a reader of the tile's keys, or of its values by blocks of 32 dims. `wide`: fn takes readers of two
+// blocks at a time, too.
 template <typename Fn>
 inline void with_keys(const TileCells& t, int64_t dim, uint8_t* room, Fn&& fn) {
     const KeyColumns k = key_columns(t, cells_of(t.view->codec, dim), room);
@@ -212,12 +216,12 @@ inline void with_keys(const TileCells& t, int64_t dim, uint8_t* room, Fn&& fn) {
     fn(KeyBytes{k});
 }
 
-template <bool eightfold, typename Fn>
+template <bool wide, typename Fn>
 inline void with_values(const TileCells& t, int64_t dim, uint8_t* room, Fn&& fn) {
     const ValueRows v = value_rows_of(t, cells_of(t.view->codec, dim), room);
-#if defined(__AVX512F__)
-    if constexpr (eightfold)
-        if (t.view->codec == Codec::Int4 && up(dim, kRotated) % 64 == 0) return fn(WideNibbles{v});
+#if defined(__AVX2__)
+    if constexpr (wide)
+        if (t.view->codec == Codec::Int4 && up(dim, kRotated) % 64 == 0) return fn(TwoNibbles{v});
 #endif
     if (t.view->codec == Codec::Int4) return fn(ValueNibbles{v});
     if (t.view->codec == Codec::Int6) return fn(ValueSixes{v});

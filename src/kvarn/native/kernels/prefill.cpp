@@ -5,7 +5,7 @@
 
 #include "amx_attention.hpp"
 #include "attention.hpp"
-#include "integers.hpp"
+#include "integer_outputs.hpp"
 #include "products.hpp"
 #include "softmax.hpp"
 #include "stage.hpp"
@@ -139,9 +139,10 @@ int64_t soften_none(const Scratch&, int64_t, int64_t, Totals&) { return 0; }
 
 template <typename V>
 MaxSum soften_integers(const Scratch& x, int64_t r, const uint32_t* seen, int64_t n, int64_t width) {
-    float* s = x.s + r * kChunk;
-    const float m = largest_score(s, seen, n);
-    return {m, integer_softmax<V>(s, m, seen, n, x.v_scale, V::spans(width), x.p + r * V::weight_bytes(width))};
+    MaxSum found;
+    integer_softmax<V, 1>(x.s + r * kChunk, seen, n, x.v_scale, V::spans(width), x.p + r * V::weight_bytes(width), 0,
+                          &found);
+    return found;
 }
 
 template <typename V>

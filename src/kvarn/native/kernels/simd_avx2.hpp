@@ -173,10 +173,9 @@ static inline I twice_run(I run) { return words_left<1>(run); }
 #else
 constexpr int kKeyBias = 0;
 static inline I first_key_sum(int32_t) { return zero_words(); }
-// GCC sorts chains of integer additions: it computes all products first, and registers run out.
+// In assembly, because GCC sorts chains of integer additions: it computes all products first, and registers run out.
 static inline __m256i next_sum(__m256i sum, __m256i next) {
-    sum = _mm256_add_epi32(sum, next);
-    __asm__("" : "+x"(sum));
+    __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(next));
     return sum;
 }
 // |k| times q with the sign of k: two products of at most 127 * 127 fit 16 bits.
@@ -194,8 +193,7 @@ static inline I add_values(I sum, I p, I v) {
 constexpr int kRunLimit = 32767;
 static inline I first_run(I u, I x) { return {_mm256_maddubs_epi16(u.a, x.a), _mm256_maddubs_epi16(u.b, x.b)}; }
 static inline __m256i add_run_half(__m256i run, __m256i u, __m256i x) {
-    run = _mm256_add_epi16(run, _mm256_maddubs_epi16(u, x));
-    __asm__("" : "+x"(run));
+    __asm__("vpaddw %1, %0, %0" : "+x"(run) : "x"(_mm256_maddubs_epi16(u, x)));
     return run;
 }
 static inline I add_run(I run, I u, I x) { return {add_run_half(run.a, u.a, x.a), add_run_half(run.b, u.b, x.b)}; }
@@ -203,6 +201,80 @@ static inline I twice_run(I run) {
     return {_mm256_madd_epi16(run.a, _mm256_set1_epi16(2)), _mm256_madd_epi16(run.b, _mm256_set1_epi16(2))};
 }
 #endif
+
+// -- int4 values, two blocks at a time: the first block is in the lower lanes, the second in the upper ones
+//
+//   load_blocks             of kStepSlots slots, eight bytes of each block; `upper`: the second eight
+//   low_nibbles high_nibbles          numbers that are at most 15
+//   load_block_codes codes_of_step    codes of 16 slots of each block; of the slots of a step, everywhere
+//   add_blocks              sums of products of codes and numbers
+//   words_of                eight sums of the first block, then eight of the second
+
+#if defined(__AVXVNNI__)
+constexpr int kStepSlots = 4;
+struct BlockBytes {
+    __m256i a, b;  // bytes 0 to 3, and 4 to 7
+};
+struct BlockSums {
+    __m256i a = _mm256_setzero_si256(), b = _mm256_setzero_si256();
+};
+template <bool upper>
+static inline BlockBytes load_blocks(const uint8_t* rows, int64_t stride) {
+    const auto pair = [&](const uint8_t* at) {
+        const __m256i x = load_256(at), y = load_256(at + stride);
+        return upper ? _mm256_unpackhi_epi8(x, y) : _mm256_unpacklo_epi8(x, y);
+    };
+    const __m256i x = pair(rows), y = pair(rows + 2 * stride);
+    return {_mm256_unpacklo_epi16(x, y), _mm256_unpackhi_epi16(x, y)};
+}
+static inline BlockBytes low_nibbles(BlockBytes x) {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+static inline BlockBytes high_nibbles(BlockBytes x) {
+    return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
+}
+static inline BlockSums add_blocks(BlockSums sum, __m256i p, BlockBytes v) {
+    return {_mm256_dpbusd_avx_epi32(sum.a, p, v.a), _mm256_dpbusd_avx_epi32(sum.b, p, v.b)};
+}
+static inline I words_of(BlockSums sum) {
+    return {_mm256_permute2x128_si256(sum.a, sum.b, 0x20), _mm256_permute2x128_si256(sum.a, sum.b, 0x31)};
+}
+#else
+constexpr int kStepSlots = 2;
+using BlockBytes = __m256i;
+struct BlockSums {  // of 16 bits
+    __m256i v = _mm256_setzero_si256();
+};
+template <bool upper>
+static inline BlockBytes load_blocks(const uint8_t* rows, int64_t stride) {
+    const __m256i x = load_256(rows), y = load_256(rows + stride);
+    return upper ? _mm256_unpackhi_epi8(x, y) : _mm256_unpacklo_epi8(x, y);
+}
+static inline BlockBytes low_nibbles(BlockBytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+static inline BlockBytes high_nibbles(BlockBytes x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+static inline BlockSums add_blocks(BlockSums sum, __m256i p, BlockBytes v) { return {add_run_half(sum.v, p, v)}; }
+static inline I words_of(BlockSums sum) {
+    return {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(sum.v)),
+            _mm256_cvtepu16_epi32(_mm256_extracti128_si256(sum.v, 1))};
+}
+#endif
+using BlockCodes = __m256i;
+static inline BlockCodes load_block_codes(const uint8_t* first, const uint8_t* second) {
+    const auto at = [](const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
+    return _mm256_set_m128i(at(second), at(first));
+}
+template <int kStep>
+static inline __m256i codes_of_step(BlockCodes codes) {
+    if constexpr (kStepSlots == 4) return _mm256_shuffle_epi32(codes, kStep * 0x55);
+    return _mm256_shuffle_epi8(codes, _mm256_set1_epi16(0x0100 + 0x0202 * kStep));
+}
+static inline F set_halves(float x, float y) { return {_mm256_set1_ps(x), _mm256_set1_ps(y)}; }
+static inline F load_halves(const float* p, const float* q) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(q)}; }
+static inline void store_halves(float* p, float* q, F x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(q, x.b); }
+
+// -- four bytes of a word are one dim of four slots
+
 constexpr int kWide = 2;  // registers of 16 dims that wide_quads gives
 static inline void wide_quads(const uint8_t* rows, int64_t stride, I (&out)[kWide]) {
     __m256i x[4];
