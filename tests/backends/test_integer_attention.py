@@ -175,6 +175,7 @@ CASES = {
     "head of 5": (LayerSpec(2, 2, 5, 5), 40),
     "head of 256": (LayerSpec(2, 1, 256, 256), 40),
     "several chunks": (LayerSpec(2, 1, 32, 32), 530),
+    "window, two blocks": (LayerSpec(3, 1, 64, 64, window=40, pinned=3), 300),
     "window and pinned tokens": (LayerSpec(2, 1, 32, 32, window=40, pinned=3), 300),
 }
 

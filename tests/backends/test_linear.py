@@ -209,7 +209,8 @@ def test_trials_change_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_trials_of_a_batch_change_no_bit(codec: str, tmp_path: Path) -> None:
-    """Of products that prefetch cells: from nine sequences on. The first trials are over after 40 steps."""
+    """Of products that prefetch cells: from nine sequences on. The first trial is over after 67 steps: contexts of
+    other powers of two begin anew."""
     checkpoint = open_checkpoint(write(tmp_path / "tiny.gguf", "Q4_0"))
     program, steps, batch = load_program(checkpoint, pool(2)), 100, 12
     config = CacheConfig(program.config.layer_specs, 160, "paged", codec, max_seqs=batch, max_chunk=160)

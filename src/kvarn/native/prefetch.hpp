@@ -1,4 +1,4 @@
-// Who prefetches the cells that decode reads: attention itself, the products before it, or both. Which is the
+// Who prefetches the cells that decode reads: attention itself, the products before it, both or nobody. Which is the
 // fastest depends on the processor (docs/kernels.md, "Trials"). So it is tried while steps are computed.
 // Attention over codes always prefetches them; only products are tried there.
 #pragma once
@@ -21,7 +21,7 @@ class PrefetchTrials {
     // For a step; `decodes`: that is all it does, so that its time can be compared.
     Prefetch next(bool codes, bool decodes, int64_t tokens, int64_t keys) {
         static constexpr Prefetch few[] = {{true, false}, {false, false}};
-        static constexpr Prefetch many[] = {{true, false}, {true, true}, {false, true}};
+        static constexpr Prefetch many[] = {{true, false}, {false, true}, {true, true}};
         const bool products = tokens >= kManyRows;
         Fastest* fastest = codes ? products ? &codes_ : nullptr : products ? &many_ : &few_;
         tried_ = decodes ? fastest : nullptr;

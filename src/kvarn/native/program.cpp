@@ -134,7 +134,7 @@ Counted Program::run(const CacheView& cache, const int64_t* tokens, const int32_
 }
 
 Prefetch Program::choose_prefetch(const CacheView& cache, int64_t n_tokens, int64_t keys) {
-    if (cache.layers.empty()) return {};
+    if (cache.layers.empty()) return prefetch_.next(false, false, n_tokens, keys);
     const StoreView& store = cache.layers[0].store;
     const bool codes = rotated(store.k.codec) && rotated(store.v.codec);
     return prefetch_.next(codes, n_tokens == cache.groups[0].table.n_seqs, n_tokens, keys);

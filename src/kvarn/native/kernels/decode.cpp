@@ -176,7 +176,7 @@ void key_phase(const Job& job) {
         for (int64_t h = 0; h < job.item.heads; ++h, t.advance(1)) {
             ahead.prefetch();
             stage_factors(t, job.seen[i], spans, kSlots, x.k_scale);
-            with_keys(t, dim, x.k, [&](const auto& keys) {
+            with_keys<K::blocks>(t, dim, x.k, [&](const auto& keys) {
                 integer_score_rows<K, kDecodeRows>(x.q + h * group * row, group, dim, keys, x.k_scale,
                                                    x.s + h * group * kChunk + i * kSlots);
             });

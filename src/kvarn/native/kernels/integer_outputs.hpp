@@ -61,6 +61,7 @@ template <typename A, int R, int kFrom, int kN, typename Values>
 inline void integer_add_tile(const uint8_t* p, int64_t row, int64_t tile, const Values& values, int64_t d, float* sums,
                              int64_t width) {
     constexpr int kEach = A::blocks ? 2 : Values::N;  // registers of a span
+    static_assert(A::blocks || !Values::offset, "only blocks have the sums of their codes");
     I whole[R][kN];
     if constexpr (Values::offset)
         sum_runs<R, kN>(p + tile * kSlots, row, values, d, whole);
@@ -213,11 +214,12 @@ void integer_in_order(const float* sums, int64_t width, float* out) {
 // Calls fn with a reader of the tile's values, in the order that outputs of A are summed in.
 template <typename A, bool wide, typename Fn>
 inline void with_values_of(const TileCells& t, int64_t dim, int64_t width, uint8_t* room, Fn&& fn) {
-    if constexpr (A::blocks)
-        return with_values<wide>(t, dim, room, fn);
-    else if (in_wide_order<A>(width))
-        return fn(ValueBytes{value_rows_of(t, cells_of(t.view->codec, dim), room)});
-    with_values<wide>(t, dim, room, fn);
+    if constexpr (A::blocks) {
+        with_values<wide>(t, dim, room, fn);
+    } else {
+        const ValueRows v = value_rows_of(t, cells_of(t.view->codec, dim), room);
+        in_wide_order<A>(width) ? fn(ValueBytes{v}) : fn(PlainBytes{v});
+    }
 }
 
 // The output of a row: o / l, rotated back.

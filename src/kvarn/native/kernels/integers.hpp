@@ -10,7 +10,7 @@
 //   p       exp2(score - m), as for other cells; l sums p itself. Per row, tile of 32 slots and span:
 //           w = p * factor, m = the largest sum of two neighbours of w (slots 2i and 2i + 1), step d = m / 255 (0 if
 //           m < 2^-118), codes = rint(w * (255 / m)). So two neighbours have at most kPairOfCodes together, and their
-//           products with signed bytes fit 16 bits. Where one weight outweighs the others, m is that weight.
+//           products with signed bytes fit 16 bits. Where one weight outweighs the others, m is nearly that weight.
 //   output  per tile and span: o = fma(float(sum of codes * bytes), d, o), tiles ascending; at the end
 //           R(o / l) / 32
 //
@@ -48,7 +48,7 @@ struct Integers {
 
 constexpr int64_t kStepsAt = kChunk, kSumsAt = kStepsAt + kChunk / kSlots * 4;  // in a span of a row of p
 static_assert(kSumsAt + kChunk / kSlots * 4 == kSpanBytes);
-constexpr int kPairOfCodes = 256;  // 255, rounded up twice
+constexpr int kPairOfCodes = 256;  // 255 before rounding, which adds at most 1/2 to each
 
 inline int32_t sum_of_codes(const uint8_t* q, int64_t depth, int64_t span) {
     int32_t sum;
@@ -91,8 +91,8 @@ KVARN_INLINE void each_word(Fn&& fn) {
     }
 }
 
-// How many steps fit a run. A step adds two products, which are at most `two` together.
-constexpr int run_length(int two) { return smaller(8, kRunLimit / two); }
+// How many steps fit a run: a power of two. A step adds two products, which are at most `two` together.
+constexpr int run_length(int two) { return 8 * two <= kRunLimit ? 8 : 4 * two <= kRunLimit ? 4 : 2; }
 
 // s[r][32]: scores of R query rows with one tile; factors [span][32].
 template <typename A, int R, typename Keys>

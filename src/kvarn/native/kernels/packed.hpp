@@ -175,7 +175,7 @@ struct TwoNibbles {
     }
 };
 #elif defined(__AVX2__)
-struct TwoNibbles {  // the same; read by a loop of its own (integer_outputs.hpp)
+struct TwoNibbles {  // two blocks at a time, by a loop of its own (integer_outputs.hpp)
     ValueRows v;
 };
 #endif
@@ -206,13 +206,15 @@ struct StagedQuads {  // of a staged tile: what another reader gave
     }
 };
 
-// Calls fn with a reader of the tile's keys, or of its values by blocks of 32 dims. `wide`: fn takes readers of two
-// blocks at a time, too.
-template <typename Fn>
+// Calls fn with a reader of the tile's keys, or of its values by blocks of 32 dims. `blocks`: the codec may be int4 or
+// int6. `wide`: fn takes readers of two blocks at a time, too.
+template <bool blocks, typename Fn>
 inline void with_keys(const TileCells& t, int64_t dim, uint8_t* room, Fn&& fn) {
     const KeyColumns k = key_columns(t, cells_of(t.view->codec, dim), room);
-    if (t.view->codec == Codec::Int4) return fn(KeyNibbles{k});
-    if (t.view->codec == Codec::Int6) return fn(KeySixes{k});
+    if constexpr (blocks) {
+        if (t.view->codec == Codec::Int4) return fn(KeyNibbles{k});
+        if (t.view->codec == Codec::Int6) return fn(KeySixes{k});
+    }
     fn(KeyBytes{k});
 }
 

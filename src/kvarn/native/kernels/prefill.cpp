@@ -77,7 +77,7 @@ void stage_integer_keys(const StoreView& s, const Tile& t, uint32_t seen, int64_
     const int64_t depth = K::depth(s.dim), spans = K::spans(depth);
     stage_factors(t.k, seen, spans, kSlots, x.k_scale + index * spans * kSlots);
     uint8_t* out = x.k + index * kSlots * depth;
-    with_keys(t.k, s.dim, reinterpret_cast<uint8_t*>(x.rows), [&](const auto& keys) {
+    with_keys<K::blocks>(t.k, s.dim, reinterpret_cast<uint8_t*>(x.rows), [&](const auto& keys) {
         using Reader = std::remove_cvref_t<decltype(keys)>;
         for (int64_t g = 0; g < depth / kRotated; ++g)
             each_word([&]<int W>() {

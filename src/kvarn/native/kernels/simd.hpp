@@ -22,7 +22,7 @@
 //   first_key_sum add_keys        sums of four products of bytes per lane, from first_key_sum on. Keys
 //                                 are signed bytes plus kKeyBias
 //   add_values                    the same of unsigned and signed bytes; two neighbours of the unsigned ones have at
-//                                 most 258 together
+//                                 most 256 together
 //   first_run add_run twice_run   the same for a few steps: two products of a step, times their number, must not be
 //                                 above kRunLimit. twice_run gives the sums of a run, times 2
 //   add_words all_words           x + y; the same word in all lanes

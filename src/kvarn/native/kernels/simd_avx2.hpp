@@ -184,7 +184,7 @@ static inline __m256i add_keys_half(__m256i sum, __m256i k, __m256i q) {
     return next_sum(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 static inline I add_keys(I sum, I k, I q) { return {add_keys_half(sum.a, k.a, q.a), add_keys_half(sum.b, k.b, q.b)}; }
-static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {  // 258 * 127 fits 16 bits
+static inline __m256i add_values_half(__m256i sum, __m256i p, __m256i v) {  // 256 * 127 fits 16 bits
     return next_sum(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v), _mm256_set1_epi16(1)));
 }
 static inline I add_values(I sum, I p, I v) {
