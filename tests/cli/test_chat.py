@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.input.typeahead import get_typeahead
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from support.serving import MAIN, tiny_model
 from support.terminal import CTRL_C, CTRL_D, CTRL_R, CTRL_Z, ENTER, ESCAPE, TAB, UP, Terminal, pasted, terminal
 
 from kvarn.cli import main
+from kvarn.cli.chat.keyboard import TerminalKeyboard
 
 COLOUR = re.compile(rb"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7])\b[0-9;]*m")
 
@@ -189,6 +193,24 @@ def test_typing_and_interrupting_during_an_answer(model: Path, tmp_path: Path) -
         chat.process.send_signal(signal.SIGTERM)
         assert chat.leave() == 128 + signal.SIGTERM
         assert chat.echoes, "the terminal is as it was"
+
+
+def test_keys_that_are_read_as_ctrl_c_arrives_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with create_pipe_input() as typed:
+        read = typed.read_keys
+
+        def interrupted() -> list[KeyPress]:
+            keys = read()
+            signal.raise_signal(signal.SIGINT)
+            return keys
+
+        monkeypatch.setattr(typed, "read_keys", interrupted)
+        keyboard = TerminalKeyboard.__new__(TerminalKeyboard)
+        keyboard._input = typed
+        typed.send_text("typed ahead")
+        with pytest.raises(KeyboardInterrupt):
+            keyboard.keep()
+        assert "".join(key.data for key in get_typeahead(typed)) == "typed ahead"
 
 
 def test_suspending_restores_the_terminal(model: Path, tmp_path: Path) -> None:

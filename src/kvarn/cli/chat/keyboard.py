@@ -28,6 +28,7 @@ from kvarn.cli.chat.commands import ALIASES, COMMANDS
 from kvarn.cli.chat.history import FileHistory, history_file
 from kvarn.cli.chat.multiline import message, next_line
 from kvarn.cli.chat.settings import NAMES
+from kvarn.jobs.turn import Uninterrupted
 
 PROMPT = FormattedText([("class:sign", "> ")])
 STYLE = Style.from_dict({"sign": "bold ansicyan"})
@@ -67,7 +68,8 @@ class TerminalKeyboard:
         return message(unicode)
 
     def keep(self) -> None:
-        store_typeahead(self._input, self._input.read_keys())
+        with Uninterrupted():  # or Ctrl-C loses the keys that were read and not yet stored
+            store_typeahead(self._input, self._input.read_keys())
 
 
 def bindings() -> KeyBindings:
